@@ -1,13 +1,12 @@
 """# How graphs work.
 
-This script rebuilds TensorFlow 1's graph mode, as `regrad.v1` has it, from nothing but NumPy and
-the standard library. Read it from top to bottom, or run it (`python docs/how_graphs_work.py`): each
-section uses what it has built, and asserts that the answers are right.
+This script rebuilds TensorFlow 1's graph mode, as in `regrad.v1`, with NumPy and the standard
+library alone. Read it from top to bottom, or run it (`python docs/how_graphs_work.py`). Each
+section runs the code that it defines, and asserts that the results are right.
 
-A **node** is an op that is to run later. Its **rule** is chosen when it is created, by the
-overrides in force then. `gradients` adds nodes, by the same rules. A **plan** is the list of nodes
-that one choice of fetches and feeds needs. A size that is known only in the run is computed in the
-run.
+A **node** is an op that runs later. Creating a node binds its **rule**, which depends on the active
+overrides. `gradients` adds nodes, with the same rules. A **plan** is the list of nodes for one
+choice of fetches and feeds. A run computes the sizes that are unknown when the graph is built.
 """
 
 from contextlib import contextmanager
@@ -16,15 +15,15 @@ import numpy as np
 
 # ## 1. A node is an op that has not run (in regrad: `graph/graph.py`, `v1/graph/tensors.py`)
 #
-# A Tensor of a graph has no value. It knows its node, and the node knows its op type, its inputs
-# and its name. Names are unique, and begin with the scopes that are open.
+# A Tensor of a graph has no value. It refers to its node, which has the op type, the inputs and the
+# name. Names are unique, and begin with the names of the open scopes.
 
 OPS = {}  # op type -> (kernel, rule)
 RULES = {}  # name -> rule, by `register_gradient`
 
 
 class Node:
-    """An op of a graph, and the one tensor that it makes."""
+    """An op of a graph, and its one output tensor."""
 
     def __init__(self, graph, type, inputs, name, rule, attrs):
         self.graph, self.type, self.inputs, self.rule = graph, type, inputs, rule
@@ -43,7 +42,7 @@ class Node:
 
 
 class Graph:
-    """Nodes in the order in which they were made: inputs come before what reads them."""
+    """Nodes in the order of their creation: inputs come before the nodes that read them."""
 
     def __init__(self):
         self.nodes, self.scopes, self.names, self.waiting = [], [], {}, []
@@ -56,7 +55,7 @@ class Graph:
 
     @contextmanager
     def scope(self, name):
-        """Put a name before those of the nodes that are made in the block."""
+        """Add a prefix to the names of the nodes that the block creates."""
         self.scopes.append(name)
         try:
             yield
@@ -65,7 +64,7 @@ class Graph:
 
     @contextmanager
     def gradient_override_map(self, names):
-        """Bind the nodes of these types that are made in the block to registered rules."""
+        """Bind registered rules to the nodes of these types that the block creates."""
         before = self.overrides
         self.overrides = {**before, **{type: RULES[name] for type, name in names.items()}}
         try:
@@ -78,7 +77,7 @@ GRAPH = Graph()  # the default graph
 
 
 def op(type, kernel):
-    """Enter an op type: its kernel, and the rule that is decorated."""
+    """Register an op type: its kernel, and the decorated rule."""
 
     def enter(rule):
         OPS[type] = kernel, rule
@@ -87,44 +86,44 @@ def op(type, kernel):
 
 
 def build(type, *inputs, name=None, **attrs):
-    """Make a node. Its rule is bound now: an override that ends later still counts for it."""
+    """Create a node and bind its rule now. The rule stays after the override ends."""
     nodes = [x if isinstance(x, Node) else constant(x) for x in inputs]
     rule = GRAPH.overrides.get(type, OPS[type][1])
     return Node(GRAPH, type, nodes, name, rule, attrs)
 
 
 def constant(value, name=None):
-    """Make a node of a known value."""
+    """Create a node with a constant value."""
     return build("Const", value=np.asarray(value, float), name=name)
 
 
 def placeholder(name=None):
-    """Make a node whose value each run is told."""
+    """Create a node whose value each run must feed."""
     return build("Placeholder", name=name)
 
 
 op("Const", lambda value: value)(None)
-op("Placeholder", None)(None)  # (its value is fed)
+op("Placeholder", None)(None)  # (each run feeds its value)
 
 x = placeholder(name="x")
 with GRAPH.scope("layer"):
     a, b = constant(2.0), constant(3.0)
 assert [x.name, a.name, b.name] == ["x", "layer/Const", "layer/Const_1"]
 
-# ## 2. A rule takes the node, and makes nodes (`core/rule.py`, `v1/graph/gradients.py`)
+# ## 2. A rule takes the node, and creates nodes (`core/rule.py`, `v1/graph/gradients.py`)
 #
-# TensorFlow's form of a rule is `rule(op, grad)`: it reads `op.inputs` and `op.outputs`, and what
-# it returns are tensors of the graph, one for each input. So a gradient can be differentiated
-# again, compiled, drawn and overridden as any other part of the graph.
+# TensorFlow's form of a rule is `rule(op, grad)`. The rule reads `op.inputs` and `op.outputs`, and
+# returns tensors of the graph, one for each input. So you can differentiate, compile, draw and
+# override a gradient like any other part of the graph.
 
 
 def sin(x, name=None):
-    """The sine, element by element."""
+    """Return the elementwise sine."""
     return build("Sin", x, name=name)
 
 
 def sign(x, name=None):
-    """-1, 0 or 1, element by element."""
+    """Return the elementwise sign: -1, 0 or 1."""
     return build("Sign", x, name=name)
 
 
@@ -145,12 +144,13 @@ def _(op, grad):
 
 # ## 3. `gradients` walks the nodes backward (`v1/graph/gradients.py`, `core/walk.py`)
 #
-# The walk is that of a tape. A graph is a tape that was never closed: its nodes are the records.
-# Rules make their nodes with overrides masked, since they are not the user's ops.
+# The walk works as on a tape. A graph is a tape that was never closed, and its nodes are the
+# records. Rules create their nodes with overrides masked, because these nodes are not the user's
+# ops.
 
 
 def gradients(y, xs):
-    """Add nodes for the gradients of the sum of y by each of xs; None where no path leads."""
+    """Add nodes for the gradients of the sum of y by each of xs; None without a path."""
     grads = {y: build("OnesLike", y)}
     overrides, GRAPH.overrides = GRAPH.overrides, {}
     try:
@@ -166,15 +166,15 @@ def gradients(y, xs):
     return [grads.get(x) for x in xs]
 
 
-# ## 4. Shapes that only the run can tell (`core/dims.py`, `graph/size_ops.py`)
+# ## 4. Shapes that are unknown before the run (`core/dims.py`, `graph/size_ops.py`)
 #
-# A placeholder may have any shape. So the rule of an op that broadcasts cannot decide, when it
-# is called, over which axes to sum. It makes a node that decides in the run: `SumLike` sums a
-# gradient down to the shape that its second input turns out to have.
+# A placeholder may have any shape. So the rule of an op that broadcasts cannot choose the axes of
+# the sum when it is called. It creates a node that chooses them in the run: `SumLike` sums a
+# gradient down to the shape of its second input in that run.
 
 
 def sum_like(dy, x):
-    """Sum dy over the axes along which x was broadcast."""
+    """Sum dy over the axes along which x is broadcast."""
     extra = dy.ndim - x.ndim
     axes = [i + extra for i, n in enumerate(x.shape) if n == 1 != dy.shape[i + extra]]
     return dy.sum(axis=(*range(extra), *axes)).reshape(x.shape)
@@ -204,11 +204,11 @@ def _(op, grad):
     return [build("SumLike", grad * b, a), build("SumLike", grad * a, b)]
 
 
-# ## 5. A plan is what a choice of fetches needs (`graph/plan.py`, `v1/run/session.py`)
+# ## 5. A plan lists the nodes for a choice of fetches (`graph/plan.py`, `v1/run/session.py`)
 #
-# `run` marks the nodes that the fetches depend on, stopping at what is fed, and keeps them in
-# the order in which they were made. Each value is let go after its last reader. The plan is kept,
-# by fetches and feeds. regrad writes it out as a Python function, or compiles it by XLA.
+# `run` marks the nodes on which the fetches depend, stops at the feeds, and keeps the nodes in the
+# order of their creation. It frees each value after its last reader, and caches the plan by fetches
+# and feeds. regrad writes a plan as a Python function, or compiles it with XLA.
 
 
 class Session:
@@ -223,7 +223,7 @@ class Session:
         if key not in self.plans:
             self.plans[key] = plan(*key)
         values = {node: np.asarray(value, float) for node, value in feeds.items()}
-        changes = {}  # Variables change together, at the end of a run that has not failed
+        changes = {}  # Variables change together, at the end of a successful run
         for node, last_read in self.plans[key]:
             values[node] = execute(node, [values[x] for x in node.inputs], changes)
             for x in last_read:
@@ -234,7 +234,7 @@ class Session:
 
 
 def plan(fetches, feeds):
-    """Return the nodes that are needed, each with the inputs that nobody reads after it."""
+    """Return the needed nodes, each with the inputs that no later node reads."""
     needed, queue = set(), list(fetches)
     while queue:
         node = queue.pop()
@@ -262,7 +262,7 @@ y = sin(x * x)
 (dx,) = gradients(y, [x])
 (ddx,) = gradients(dx, [x])
 session = Session()
-for value in (0.5, [0.1, 0.2, 0.3]):  # of any shape
+for value in (0.5, [0.1, 0.2, 0.3]):  # any shape works
     at = np.asarray(value)
     found = session.run([dx, ddx], {x: at})
     expected = [2 * at * np.cos(at**2), 2 * np.cos(at**2) - 4 * at**2 * np.sin(at**2)]
@@ -288,18 +288,18 @@ def _(op, grad):
 with GRAPH.gradient_override_map({"Sign": "Straight"}):
     bound = sign(x)
 free = sign(x)
-both = [gradients(node * 3.0, [x])[0] for node in (bound, free)]  # asked for outside of the scope
+both = [gradients(node * 3.0, [x])[0] for node in (bound, free)]  # computed outside the scope
 assert [float(v) for v in session.run(both, {x: 0.5})] == [3.0, 0.0]
 
-# ## 6. Variables, and what must run first (`v1/graph/variables.py`, `graph/variable_ops.py`)
+# ## 6. Variables and control dependencies (`v1/graph/variables.py`, `graph/variable_ops.py`)
 #
-# A read is a node, and so is an assignment. One run is a snapshot: all reads see the values at
-# its beginning, unless they are made under `control_dependencies` of an assignment. Then the plan
-# has the assignment before the read, and the read sees it.
+# A read is a node, and an assignment is a node. One run is a snapshot: all reads return the values
+# from the beginning of the run. The exception is a read created under `control_dependencies` of an
+# assignment. The plan runs the assignment before this read, which returns the new value.
 
 
 class Variable:
-    """A value that outlives a run."""
+    """A value that persists between runs."""
 
     def __init__(self, value):
         self.value = np.asarray(value, float)
@@ -313,7 +313,7 @@ class Variable:
 
 @contextmanager
 def control_dependencies(nodes):
-    """Let the nodes that are made in the block wait for these."""
+    """Make the nodes that the block creates wait for these nodes."""
     before = GRAPH.waiting
     GRAPH.waiting = [*before, *nodes]
     try:
@@ -323,13 +323,13 @@ def control_dependencies(nodes):
 
 
 def read(node, changes):
-    """Return a Variable's value: that of the snapshot, or, after an assignment, the new one."""
+    """Return a Variable's value: from the snapshot or, after an assignment, the new value."""
     variable = node.attrs["variable"]
     return changes.get(variable, variable.value) if node.waits_for else variable.value
 
 
 def assign(node, changes, value):
-    """Note the new value of a Variable, for the end of the run."""
+    """Store the new value of a Variable until the end of the run."""
     changes[node.attrs["variable"]] = value
     return value
 
@@ -346,12 +346,12 @@ with control_dependencies([step]):
 assert [float(v) for v in session.run([before, after])] == [3.0, 2.4]
 assert float(session.run([w.read()])[0]) == 2.4
 
-# ## 7. What the library adds
+# ## 7. Additions in the library
 #
 # * **The same ops.** A node of `regrad.v1` has the op, the rule and the record of eager mode. While
-#   a graph is built, Tensors hold symbols in the place of arrays, and the ops note nodes.
-# * **Static shapes.** They are inferred when a node is made, as far as they are known; sizes that
-#   are not known are objects that can be computed with, and become nodes where a rule asks.
-# * **Deferral.** A function that must know a size (`@deferrable`) becomes one node, which calls it
-#   in the run, under the overrides that were in force when it was made.
-# * **Loops and branches** are graphs inside of one node, and their gradients as well.
+#   a graph is built, Tensors hold symbols instead of arrays, and ops append nodes.
+# * **Static shapes.** regrad infers known sizes when it creates a node. An unknown size is an
+#   object that supports arithmetic, and becomes a node if a rule uses it.
+# * **Deferral.** A function that must read a size (`@deferrable`) becomes one node. The node calls
+#   the function in the run, under the overrides that were active when the node was created.
+# * **Loops and branches** are graphs inside one node, and so are their gradients.

@@ -1,13 +1,13 @@
 """# How regrad works.
 
-This script rebuilds the core of regrad from nothing but NumPy and the standard library. Read
-it from top to bottom, or run it (`python docs/how_it_works.py`): each section ends by using
-what it has built, and asserts that the answers are right.
+This script rebuilds the core of regrad with NumPy and the standard library alone. Read it from
+top to bottom, or run it (`python docs/how_it_works.py`). Each section ends by running the code
+that it defines, and asserts that the results are right.
 
-The words are those of the library. An **op** makes an output `y` from inputs, `x` or `a` and
-`b`. Its **rule** is the way back: `dy`, the gradient by the output, arrives, and `dx`, the
-gradient by the input, leaves. A **record** notes one executed op, a **tape** collects records,
-and the **walk** passes through them from the newest to the oldest.
+The script uses the library's terms. An **op** computes an output `y` from inputs, `x` or `a` and
+`b`. Its **rule** computes the gradient: `dy`, the gradient by the output, arrives, and `dx`, the
+gradient by the input, leaves. A **record** describes one executed op, a **tape** collects records,
+and the **walk** visits the records from the newest to the oldest.
 """
 
 import inspect
@@ -22,9 +22,9 @@ import numpy as np
 
 # ## 1. A Tensor is a value with an id (in regrad: `core/tensor.py`)
 #
-# A Tensor never changes. Its id comes from a counter, and lets a record speak *about* a
-# Tensor without holding it, so that its array can be freed. Python's own `id()` would not
-# do: once an object is gone, the next one may get its number.
+# A Tensor never changes. Its id comes from a counter. A record refers to a Tensor by this id
+# without holding it, so Python can free the array. Python's own `id()` does not work, because a new
+# object may reuse the number of a deleted one.
 
 next_id = itertools.count(1).__next__
 
@@ -33,7 +33,7 @@ class Tensor:
     """An array of floats, and a number that no other Tensor has."""
 
     def __init__(self, value):
-        self.value = np.array(value, dtype=float)  # a copy, which nobody else can change
+        self.value = np.array(value, dtype=float)  # a copy that no other code can change
         self.shape = self.value.shape
         self.id = next_id()
 
@@ -42,7 +42,7 @@ assert Tensor(2.0).id != Tensor(2.0).id
 
 # ## 2. An op is a kernel and a rule (`core/op.py`, `core/registry.py`)
 #
-# This is how we want to write an op down; a page of such entries is an *op sheet*:
+# The goal is to write an op like this; a page of these entries is an *op sheet*:
 #
 #     @op("Exp")
 #     def exp(xp, x: Tensor):
@@ -52,32 +52,32 @@ assert Tensor(2.0).id != Tensor(2.0).id
 #     def _(dy, y):
 #         return dy * y
 #
-# The first function is the **kernel**. It computes with raw arrays, in the array namespace
-# `xp` that it is given: here NumPy, in regrad also JAX and PyTorch. The annotation `Tensor`
-# tells its inputs from its *attributes*, which are plain Python values such as an axis.
+# The first function is the **kernel**. It computes with raw arrays, in the array namespace `xp`
+# that it receives: here NumPy, in regrad also JAX and PyTorch. The annotation `Tensor` marks its
+# inputs. The other parameters are *attributes*, which are plain Python values such as an axis.
 #
-# The second function is the **rule**. Its parameters after `dy` are *names*: an input (`x`),
-# the output (`y`), an attribute, or only the shape of an input (`x_shape`). And it is written
-# with ops, not with NumPy. Both habits will pay: the names decide what is kept in memory
-# (section 3), and rules made of ops give derivatives of every order (section 6).
+# The second function is the **rule**. Its parameters after `dy` are *names*: an input (`x`), the
+# output (`y`), an attribute, or only the shape of an input (`x_shape`). The rule uses ops, not
+# NumPy. Both choices matter later: the names decide which values stay in memory (section 3), and
+# rules made of ops have derivatives of every order (section 6).
 
 OPS = {}  # op type -> Op
 
 
 @dataclass
 class Op:
-    """An op type: its kernel, what it calls its inputs and attributes, and its rule."""
+    """An op type: its kernel, the names of its inputs and attributes, and its rule."""
 
     type: str
     kernel: Callable
     inputs: list
     attrs: list
     broadcasts: bool = False
-    rule: Callable | None = None  # None: nobody has given it one
+    rule: Callable | None = None  # None: not defined yet
 
 
 def op(type):
-    """Make an op out of a kernel."""
+    """Make an op from a kernel."""
 
     def decorate(kernel):
         names = names_after_first(kernel)  # the first is xp
@@ -89,7 +89,7 @@ def op(type):
 
 
 def gradient(type):
-    """Give an op type its rule."""
+    """Register the rule of an op type."""
 
     def register(rule):
         OPS[type].rule = rule
@@ -99,26 +99,26 @@ def gradient(type):
 
 
 def elementwise(type, kernel, rule=None):
-    """One row of a table of ops: all inputs are tensors, and broadcast against each other."""
+    """Make an op whose inputs are all tensors, and broadcast against each other."""
     return public(Op(type, kernel, names_after_first(kernel), [], broadcasts=True, rule=rule))
 
 
 def names_after_first(function):
-    """What a function calls its parameters, without the first."""
+    """Return the names of a function's parameters, except the first."""
     return list(inspect.signature(function).parameters)[1:]
 
 
 def public(op):
-    """Enter an op in the table, and make the function that users call."""
+    """Add an op to the table, and return the function that users call."""
     OPS[op.type] = op
     return lambda *arguments: call(op, arguments)
 
 
-# ## 3. Every call takes one road: compute, then record (`core/dispatch.py`, `core/tape.py`)
+# ## 3. Every call takes one path: compute, then record (`core/dispatch.py`, `core/tape.py`)
 #
-# Two things are in force at any moment: the tapes that are open, outermost first, and the
-# overrides of section 8. They live in context variables, so that no thread and no asyncio
-# task sees those of another. `using` changes one for a block, however the block ends.
+# Two things are active at any moment: the overrides of section 8 and the open tapes, outermost
+# first. They live in context variables, so threads and asyncio tasks do not share them. `using`
+# sets a context variable for a block, and resets it however the block ends.
 
 TAPES = ContextVar("tapes", default=())
 OVERRIDES = ContextVar("overrides", default=MappingProxyType({}))
@@ -135,7 +135,7 @@ def using(variable, value):
 
 
 def call(op, arguments):
-    """Run an op on Tensors or numbers, and record it under the rule in force now."""
+    """Run an op on Tensors or numbers, and record it with the rule that is active now."""
     xs = [lift(x) for x in arguments[: len(op.inputs)]]
     attrs = dict(zip(op.attrs, arguments[len(op.inputs) :], strict=True))
     y = Tensor(op.kernel(np, *[x.value for x in xs], **attrs))
@@ -148,27 +148,27 @@ def call(op, arguments):
 
 
 def NO_GRADIENT(dy):
-    """The rule of an op whose output is a constant."""
+    """Mark an op whose output is a constant."""
 
 
 def lift(value):
-    """A Tensor as it is; a number or an array as a Tensor."""
+    """Return a Tensor unchanged, and a number or an array as a Tensor."""
     return value if isinstance(value, Tensor) else Tensor(value)
 
 
-# A tape watches some tensors. When an op uses one of them, the op goes on the tape, and its
-# output is watched too. A record takes from `named` what its rule asks for, and no more.
+# A tape watches some tensors. When an op uses one of them, the op goes on the tape, and the tape
+# also watches its output. A record takes only those values from `named` that its rule names.
 
 
 class Tape:
-    """The records that lead from what is watched, oldest first."""
+    """The records of the ops that depend on a watched tensor, oldest first."""
 
     def __init__(self, x):
         self.watched = {x.id}
         self.records = []
 
     def watches(self, xs):
-        """Whether one of these tensors is watched."""
+        """Return whether the tape watches one of these tensors."""
         return any(x.id in self.watched for x in xs)
 
 
@@ -185,16 +185,16 @@ class Record:
 
 
 def record(op, rule, xs, y, named):
-    """Put a record on each tape that watches an input."""
+    """Append a record to each tape that watches an input."""
     for tape in TAPES.get():
         if tape.watches(xs):
             tape.records.append(Record(op, rule, xs, y, named))
             tape.watched.add(y.id)
 
 
-# Now we can fill an op sheet. The rows of the table are school calculus. Ops that change a
-# shape come in pairs, each the other's rule: broadcasting makes copies, and the gradient of
-# copies is their sum. (In regrad: `ops/`.)
+# Now we can fill an op sheet. The rules of the table come from school calculus. Ops that change a
+# shape come in pairs, and each is the rule of the other: broadcasting makes copies, and the
+# gradient of copies is their sum. (In regrad: `ops/`.)
 
 add = elementwise("AddV2", lambda xp, a, b: xp.add(a, b), lambda dy: (dy, dy))
 mul = elementwise("Mul", lambda xp, a, b: xp.multiply(a, b), lambda dy, a, b: (dy * b, dy * a))
@@ -221,7 +221,7 @@ def _(dy, x_shape):
 @op("SumTo")
 def sum_to(xp, x: Tensor, shape):
     """Sum x over the axes that broadcasting from the shape would stretch."""
-    new = x.ndim - len(shape)  # axes that broadcasting puts in front
+    new = x.ndim - len(shape)  # axes that broadcasting prepends
     stretched = [new + i for i, size in enumerate(shape) if size == 1]
     return xp.sum(x, axis=(*range(new), *stretched), keepdims=True).reshape(shape)
 
@@ -231,8 +231,8 @@ def _(dy, x_shape):
     return broadcast_to(dy, x_shape)
 
 
-# The rule of `Sin` names `x`, that of `AddV2` names nothing. So a chain of additions keeps no
-# array, however long it is.
+# The rule of `Sin` names `x`, and the rule of `AddV2` names no value. So a chain of additions keeps
+# no array, however long it is.
 
 x = Tensor([1.0, 2.0])
 tape = Tape(x)
@@ -244,22 +244,22 @@ assert [list(r.saved) for r in tape.records] == [["x"], [], []]
 
 # ## 4. The walk (`core/walk.py`)
 #
-# Gradients travel in a dict, by id. At each record, newest first, the gradient of the output
-# leaves the dict and the gradients of the inputs come in; where two paths meet, they add.
-# There is no recursion, and each record is passed once: a chain of 100,000 ops is fine.
+# The walk keeps gradients in a dict, by id. At each record, newest first, it removes the gradient
+# of the output and adds the gradients of the inputs. Where two paths meet, it sums them. The walk
+# has no recursion and visits each record once, so a chain of 100,000 ops is fine.
 #
-# The walk also does the dull work, so that rules stay formulas. It sums a gradient down to
-# the shape of its input, but only for ops that broadcast. Elsewhere a wrong shape is a
-# mistake in the rule, and an error.
+# The walk also adapts shapes, so that rules stay formulas. It sums a gradient down to the shape of
+# its input, but only for ops that broadcast. For other ops a wrong shape is a mistake in the rule,
+# and the walk raises an error.
 
 
 def walk(tape, grads):
-    """Carry gradients, given by id, from outputs on the tape back to what it watches."""
-    with using(OVERRIDES, {}):  # section 8 says why
+    """Propagate gradients, by id, from outputs on the tape to the watched tensors."""
+    with using(OVERRIDES, {}):  # see section 8
         for record in reversed(tape.records):
             dy = grads.pop(record.output, None)
             if dy is None:
-                continue  # this op does not lead to y
+                continue  # y does not depend on this op
             for key, dx in pulled(record, dy):
                 if key in tape.watched:
                     grads[key] = grads[key] + dx if key in grads else dx
@@ -267,7 +267,7 @@ def walk(tape, grads):
 
 
 def pulled(record, dy):
-    """Return the gradients of a rule, each with the id of its input."""
+    """Call the rule of a record; return its gradients with the ids of the inputs."""
     if record.rule is None:
         raise ValueError(f"no gradient is defined for the op type {record.op.type}")
     dxs = record.rule(dy, **record.saved)
@@ -277,7 +277,7 @@ def pulled(record, dy):
 
 
 def fitted(record, dx, shape):
-    """A gradient under the shape of its input."""
+    """Return a gradient in the shape of its input."""
     if dx.shape == shape:
         return dx
     if record.op.broadcasts:
@@ -290,19 +290,19 @@ assert np.allclose(dx.value, np.cos([1.0, 2.0]) + 1)
 
 # ## 5. grad, and why it differentiates by an alias (`autodiff/gradients.py`)
 #
-# `vjp` runs a function under a tape and returns its value together with the way back, as a
-# function of `dy`. `grad` takes that way from dy = 1.
+# `vjp` runs a function under a tape. It returns the value and the pullback, a function of `dy`.
+# `grad` calls the pullback with dy = 1.
 #
-# The tape does not watch the tensor that the caller passed, but a **fresh alias** of it: the
-# same value under a new id. So it is this one argument that is differentiated, and any other
-# use of the same tensor is a constant. The alias is itself an op, which the tapes further out
-# record, so *they* still see where it came from.
+# The tape does not watch the tensor that the caller passed, but a **fresh alias**: the same value
+# under a new id. So `grad` differentiates only this argument, and any other use of the same tensor
+# is a constant. The alias is itself an op. The outer tapes record it, so *they* still connect the
+# alias to the tensor.
 
 alias = elementwise("Alias", lambda xp, x: x, lambda dy: dy)
 
 
 def vjp(f, x):
-    """`f(x)`, and the function that carries a `dy` back to a `dx`."""
+    """Return `f(x)`, and the function that maps a `dy` to a `dx`."""
     x = alias(x)
     tape = Tape(x)
     with using(TAPES, (*TAPES.get(), tape)):
@@ -336,24 +336,24 @@ assert np.array_equal(grad(lambda z: z * row)(column).value, [[6.0], [6.0]])  # 
 
 # ## 6. Higher orders are free
 #
-# Nothing needs to be added. While the inner `grad` takes its walk, the tapes outside are
-# still open; and since rules are made of ops, what they do is recorded there like anything
-# else. Aliases keep the levels apart: in the last line x is a constant for the inner `grad`,
-# which is 1, so that the outer one differentiates x * 1.
+# Higher orders need no further code. While the inner `grad` walks, the outer tapes are still open.
+# Rules consist of ops, so the outer tapes record them like any other op. Aliases separate the
+# levels: in the last line x is a constant for the inner `grad`, which is 1, so the outer `grad`
+# differentiates x * 1.
 
 x = Tensor(0.5)
 assert np.allclose(grad(grad(grad(sin)))(x).value, -np.cos(0.5))
 assert np.allclose(grad(grad(lambda x: exp(x * x)))(x).value, 3 * np.exp(0.25))
 assert grad(lambda x: x * grad(lambda z: x + z)(1.0))(x).value == 1
 
-# ## 7. custom_grad: a function with a gradient of your own (`autodiff/custom.py`)
+# ## 7. custom_grad: a function with a custom gradient (`autodiff/custom.py`)
 #
-# `f(*xs, save)` returns its value and a `grad_func`, and puts aside by `save` what `grad_func`
-# will need. One call becomes one record, whose rule is that `grad_func`.
+# `f(*xs, save)` returns its value and a `grad_func`. It stores with `save` the tensors that
+# `grad_func` will read. One call becomes one record, whose rule is this `grad_func`.
 #
-# Which tapes should see the ops inside `f`? Not the innermost one that watches an input: there
-# `grad_func` speaks. Those outside it should, because what was saved depends on the inputs
-# too, and at the next order that has to be differentiated.
+# Which tapes record the ops inside `f`? Not the innermost tape that watches an input: on this tape
+# `grad_func` defines the gradient. The tapes outside it do record the ops, because the saved
+# tensors depend on the inputs too, and the next order must differentiate this dependence.
 
 CUSTOM = Op("CustomGrad", None, [], [])
 
@@ -374,7 +374,7 @@ def custom_grad(f):
 
 
 def outer_tapes(xs):
-    """The open tapes outside the innermost one that watches one of these tensors."""
+    """Return the open tapes outside the innermost tape that watches one of these tensors."""
     tapes = TAPES.get()
     watching = [i for i, tape in enumerate(tapes) if tape.watches(xs)]
     return tapes[: watching[-1]] if watching else tapes
@@ -382,7 +382,7 @@ def outer_tapes(xs):
 
 @custom_grad
 def square(x, save):
-    """The square of x, with the gradient |x| instead of 2x."""
+    """Return the square of x, with the gradient |x| instead of 2x."""
     size = x * sign(x)
     save([size])
     return x * x, lambda dy, saved: dy * saved[0]
@@ -391,23 +391,23 @@ def square(x, save):
 x = Tensor([-3.0, 2.0])
 assert np.array_equal(square(x).value, [9.0, 4.0])
 assert np.array_equal(grad(square)(x).value, [3.0, 2.0])
-assert np.array_equal(grad(grad(square))(x).value, [-1.0, 1.0])  # through what was saved
+assert np.array_equal(grad(grad(square))(x).value, [-1.0, 1.0])  # through the saved tensor
 
 # ## 8. Overrides: another rule for an op type, within a scope (`core/overrides.py`)
 #
-# `call` has looked rules up in `OVERRIDES` all along, so there is little left to do. Note
-# *when* it looks: as the op is created. The record carries that rule from then on, and it
-# does not matter where the walk happens. For the same reason the walk masks all overrides:
-# the ops that rules create are not for a scope that happens to be open just then.
+# `call` already looks up rules in `OVERRIDES`, so little is missing. `call` looks up the rule when
+# it creates the op. The record keeps this rule, so the place of the walk does not matter. For the
+# same reason the walk masks all overrides: the ops that rules create do not belong to a scope that
+# happens to be open during the walk.
 
 
 def gradient_override_map(rules):
-    """Within a scope, differentiate ops of the given types by the given rules."""
+    """Differentiate the ops of these types by these rules, within a scope."""
     return using(OVERRIDES, {**OVERRIDES.get(), **rules})
 
 
 def straight_through(x):
-    """The sign of x, with the gradient of the identity."""
+    """Return the sign of x, with the gradient of the identity."""
     with gradient_override_map({"Sign": lambda dy: dy}):
         return sign(x)
 
@@ -417,44 +417,44 @@ assert np.array_equal(grad(sign)(x).value, [0.0, 0.0])
 assert np.array_equal(grad(straight_through)(x).value, [1.0, 1.0])  # the scope has ended
 
 with gradient_override_map({"Cos": lambda dy: dy * 100}):
-    assert np.allclose(grad(cos)(x).value, 100)  # our own cos
+    assert np.allclose(grad(cos)(x).value, 100)  # a cos of the user
     assert np.allclose(grad(grad(sin))(x).value, -np.sin(x.value))  # the cos of a rule
 
 # ## 9. stop_gradient, and surrogates
 #
-# An op that nobody has given a rule is recorded all the same, and raises an error when a gradient
-# reaches it: silence would be a wrong answer. An op that is *said* to have no gradient leaves no
-# record. So nobody watches its output, and it is a constant.
-# That allows a third way to choose a gradient. The value of the *surrogate* below is f(x), as
-# the two g(x) cancel; its gradient is that of g, the only part that is not a constant.
+# An op without a rule is recorded too, and raises an error when a gradient reaches it, because a
+# silent 0 would be a wrong answer. An op that is *declared* to have no gradient leaves no record.
+# No tape watches its output, so the output is a constant. This allows a third way to choose a
+# gradient. The value of the *surrogate* below is f(x), because the two g(x) cancel. Its gradient is
+# the gradient of g, the only part that is not a constant.
 
 stop_gradient = elementwise("StopGradient", lambda xp, x: x, NO_GRADIENT)
 
 
 def surrogate(f, g):
-    """The value of f, with the gradient of g."""
+    """Return a function with the value of f and the gradient of g."""
     return lambda x: g(x) + stop_gradient(f(x) + g(x) * -1)
 
 
 by_surrogate = surrogate(sign, lambda x: x)
 by_custom_grad = custom_grad(lambda x, save: (sign(x), lambda dy, saved: dy))
-for f in straight_through, by_surrogate, by_custom_grad:  # three ways to say the same
+for f in straight_through, by_surrogate, by_custom_grad:  # three ways to define one gradient
     assert np.array_equal(f(x).value, [-1.0, 1.0])
     assert np.array_equal(grad(f)(x).value, [1.0, 1.0])
 
 # ## 10. Forward mode, by transposing (`transforms/forward.py`)
 #
-# `jvp` asks how `y` moves when `x` moves along `dx`. That is J dx, where J is the Jacobian,
-# and the walk computes something else: pull(dy) is J transposed times dy. But this is linear
-# in dy, and the gradient *by dy* of the sum of pull(dy) * dx is just J dx. So we need no
-# second set of rules; we differentiate the walk. As pull is linear, any dy will do.
+# `jvp` computes the change of `y` when `x` moves along `dx`. This is J dx, where J is the Jacobian.
+# The walk computes something else: pull(dy) is J transposed times dy. But pull is linear in dy, and
+# the gradient *by dy* of the sum of pull(dy) * dx is J dx. So forward mode needs no second set of
+# rules; it differentiates the walk. As pull is linear, any dy will do.
 #
-# A rule of your own need not be linear in dy (it may clip it), and then this would be a wrong
-# answer without a warning. There regrad refuses, and names the rule.
+# A custom rule may not be linear in dy (it may clip it), and this method would then return a wrong
+# result without a warning. In this case regrad raises an error that names the rule.
 
 
 def jvp(f, x, dx):
-    """How f(x) moves when x moves along dx."""
+    """Return the change of f(x) when x moves along dx."""
     y, pull = vjp(f, x)
     return grad(lambda dy: pull(dy) * dx)(Tensor(np.zeros(y.shape)))
 
@@ -463,19 +463,18 @@ x, dx = Tensor([0.5, 2.0]), Tensor([1.0, -3.0])
 expected = (np.sin(x.value) + x.value * np.cos(x.value)) * dx.value
 assert np.allclose(jvp(lambda x: x * sin(x), x, dx).value, expected)
 
-# ## What regrad adds
+# ## Additions in regrad
 #
-# You have read the design; the library has the same parts under the same names. It is longer
-# because of
+# This is the design; the library has the same parts under the same names. It is longer because of
 #
-# * **checks**: a gradient of the wrong number, kind, shape or dtype, a name that an op does
-#   not have, a tensor that `custom_grad` would lose: each is an error that says where and what
-#   to do instead, and a scope reports which of its overrides fired;
+# * **checks**: a gradient of the wrong number, kind, shape or dtype, a name that an op does not
+#   have, and a tensor that `custom_grad` would lose each raise an error with the place and a fix,
+#   and a scope reports which of its overrides fired;
 # * **breadth**: many ops, dtypes and complex numbers, several outputs, sequences, containers,
-#   Variables, rules in TensorFlow's own form, and rules for one input, which run (and keep
-#   things in memory) only if that input's gradient is wanted;
-# * **speed**: a rule's names are resolved once and not at each call, common ops take a short
-#   road, and the walk lets go of each record as it passes; `bench/` measures it;
-# * **modes**: under `jit` and `vmap` the arrays inside Tensors are JAX tracers, and in a
-#   deferred graph they are symbols. Rules are made of ops, so no rule has to know.
-#   `how_jit_works.py` and `how_graphs_work.py` go on from here.
+#   Variables, rules in TensorFlow's own form, and rules for one input, which run (and keep tensors
+#   in memory) only if that input's gradient is requested;
+# * **speed**: regrad resolves a rule's names once and not at each call, common ops take a short
+#   path, and the walk frees each record after its visit; `bench/` measures this;
+# * **modes**: under `jit` and `vmap` the arrays inside Tensors are JAX tracers, and in a deferred
+#   graph they are symbols. Rules consist of ops, so they work in every mode unchanged.
+#   `how_jit_works.py` and `how_graphs_work.py` continue from here.

@@ -1,14 +1,14 @@
 """# How compiled functions work.
 
-This script rebuilds `regrad.jit` from nothing but NumPy and the standard library. Read it from top
-to bottom, or run it (`python docs/how_jit_works.py`): each section uses what it has built, and
-asserts that the answers are right. `how_it_works.py` explains ops, rules, records, tapes and the
-walk; here they are as short as they can be.
+This script rebuilds `regrad.jit` with NumPy and the standard library alone. Read it from top to
+bottom, or run it (`python docs/how_jit_works.py`). Each section runs the code that it defines, and
+asserts that the results are right. `how_it_works.py` explains ops, rules, records, tapes and the
+walk; here they are as short as possible.
 
-regrad compiles by XLA, through JAX. Here the compiler writes Python source, which shows the same
-ideas: a program is **captured** by running a function once without values; a call of it is one
-**record** on the tapes around it; the forward program hands **residuals** to the backward program;
-and the **key** under which a program is kept names everything that was decided while it was made.
+regrad compiles with XLA, through JAX. Here the compiler writes Python source, with the same ideas.
+**Capturing** a function runs it once without values. A call of a program is one **record** on the
+open tapes. The forward program passes **residuals** to the backward program. The cache **key** of
+a program holds every decision that was made during the capture.
 """
 
 from collections import namedtuple
@@ -18,9 +18,9 @@ import numpy as np
 
 # ## 1. An op is a line of source and a rule (in regrad: `ops/`, `core/dispatch.py`)
 #
-# A Tensor's value is an array, or, while a function is captured, the *name* of a value that the
-# program will have. `call` is the one road of every op: it computes the value or writes down an
-# equation, and then tells the tapes. The rule is bound here, when the op is created.
+# A Tensor's value is an array or, during a capture, the *name* of a future value of the program.
+# Every op goes through `call`: it computes the value or appends an equation, and then records the
+# op on the tapes. `call` binds the rule when it creates the op.
 
 Record = namedtuple("Record", "pull xs y")  # pull(dy) returns the gradients by xs
 Equation = namedtuple("Equation", "type rule inputs output")
@@ -28,7 +28,7 @@ OPS, OVERRIDES, TAPES, TRACES = {}, {}, [], []
 
 
 class Tensor:
-    """An array, or the name that it will have in a program."""
+    """An array, or the name of a value in a program."""
 
     def __init__(self, value):
         self.value = value if isinstance(value, str) else np.asarray(value, float)
@@ -46,7 +46,7 @@ class Tensor:
 
 
 def op(type, source):
-    """Enter an op: its source, with a place for each input, and the rule that is decorated."""
+    """Register an op: its source, with a slot for each input, and the decorated rule."""
 
     def enter(rule):
         OPS[type] = source, rule
@@ -75,12 +75,12 @@ def _(dy, x):
 
 
 def sin(x):
-    """The function that users call; others are left out for brevity."""
+    """Return the sine of x. (Functions for the other ops are omitted for brevity.)"""
     return call("Sin", x)
 
 
 def call(type, *xs, rule=None):
-    """Run an op, or write it down; record it under the rule that is in force."""
+    """Compute an op or append its equation; record it with the active rule."""
     xs = [x if isinstance(x, Tensor) else Tensor(x) for x in xs]
     source, own = OPS[type]
     rule = rule or OVERRIDES.get(type, own)
@@ -94,7 +94,7 @@ def call(type, *xs, rule=None):
 
 
 def record(pull, xs, y):
-    """Tell all open tapes."""
+    """Add a record to every open tape."""
     for tape in TAPES:
         tape.append(Record(pull, xs, y))
 
@@ -123,7 +123,7 @@ def grad(f):
     """Return the function that computes the gradient of `f(x)` by x."""
 
     def g(x):
-        x = call("Add", x, 0.0)  # a Tensor of this call alone
+        x = call("Add", x, 0.0)  # a Tensor that only this call uses
         with pushed(TAPES, []) as tape:
             y = f(x)
         return walk(tape, y, Tensor(1.0))[id(x)]
@@ -135,9 +135,9 @@ assert np.isclose(float(grad(lambda x: sin(x) * x)(0.5)), np.cos(0.5) * 0.5 + np
 
 # ## 2. A function is captured by running it (`transforms/traces.py`, `transforms/region.py`)
 #
-# During a trace the Tensors have names. The Python of the function runs once, with its loops and
-# its branches; what is left is the list of equations. Asking a named Tensor for its value is an
-# error: a program cannot hold the answer of one call.
+# During a trace the Tensors have names. The function's Python code runs once, including loops and
+# branches, and leaves a list of equations. Reading the value of a named Tensor is an error, because
+# a program cannot depend on the result of one call.
 
 
 class Trace:
@@ -145,7 +145,7 @@ class Trace:
 
     def __init__(self, equations=()):
         self.equations, self.constants, self.count = list(equations), {}, 0
-        self.reads, self.values = {}, {}  # of Variables, see section 7
+        self.reads, self.values = {}, {}  # for Variables, see section 7
 
     def name(self):
         self.count += 1
@@ -157,7 +157,7 @@ class Trace:
         return y
 
     def named(self, x):
-        if not isinstance(x.value, str):  # Tensors do not change, so it is a constant
+        if not isinstance(x.value, str):  # a constant, since Tensors do not change
             self.constants[name := self.name()] = x.value
             return name
         return x.value
@@ -178,8 +178,8 @@ except TypeError as error:
 
 # ## 3. A program is source, compiled once (`transforms/program.py`)
 #
-# The equations are kept next to the compiled function. They are how a program runs again *as ops*,
-# on the same rules: inside another trace, or under a tape. The user's Python does not run again.
+# A Program keeps its equations next to the compiled function. With them it can run again *as ops*,
+# under the same rules, inside another trace or under a tape. The Python code does not run again.
 
 
 class Program:
@@ -207,7 +207,7 @@ class Program:
 
     def __call__(self, *xs):
         if TRACES:
-            return self.replay(*xs)  # it becomes a part of the other program
+            return self.replay(*xs)  # inlined into the outer program
         return differentiable(self, xs) if TAPES else self.run(*xs)[0]
 
 
@@ -219,10 +219,11 @@ assert np.isclose(float(program(Tensor(2.0), Tensor(3.0))), np.sin(6.0) + 2)
 
 # ## 4. One record outside, and the residuals (`Variant._linearized`, `transforms/bodies.py`)
 #
-# Under a tape a call of a program is *one* record. The forward and the backward program are
-# captured in one go: the equations up to y are the forward program, those of the walk after it
-# the backward program. Values that the backward equations read, and the forward ones made, are
-# the residuals: further results of the one, inputs of the other. Nothing else is kept.
+# Under a tape a call of a program is *one* record. One capture produces the forward and the
+# backward program: the equations up to y are the forward program, and the equations of the walk
+# after it are the backward program. Residuals are the values that the forward equations produce and
+# the backward equations read. They are additional outputs of the forward program and inputs of the
+# backward program. No other value is kept.
 
 
 def derive(program):
@@ -248,9 +249,9 @@ assert forward.outputs == ["v5", "v1", "v2", "v3"]  # y, and x, w, x * w; not si
 
 # ## 5. Any order (`transforms/forward.py`, `Program._derivative`)
 #
-# A tape of a higher order watches the walk, too. It knows the inputs of the program, not the
-# residuals, which were made inside. So where a tape or a trace is open during the walk, the pull
-# runs the equations as ops once more. (regrad compiles a program of the inputs for this as well.)
+# A tape of a higher order also watches the walk. It contains the inputs of the program, but not the
+# residuals. So if a tape or a trace is open during the walk, the pull runs the equations again as
+# ops. (regrad compiles a program of the inputs for this case as well.)
 
 
 def differentiable(program, xs):
@@ -262,7 +263,7 @@ def differentiable(program, xs):
     def pull(dy):
         if not (TAPES or TRACES):
             return backward.run(*residuals, dy)
-        inner = [call("Add", x, 0.0) for x in xs]  # one for each place, if x is there twice
+        inner = [call("Add", x, 0.0) for x in xs]  # one per argument, in case x is passed twice
         with pushed(TAPES, []) as tape:
             again = program.replay(*inner)
         grads = walk(tape, again, dy)
@@ -273,7 +274,7 @@ def differentiable(program, xs):
 
 
 def without_tapes(f, *args):
-    """Run something that is not an op of the user's."""
+    """Call f with all tapes closed, since its ops are not the user's."""
     tapes, TAPES[:] = TAPES[:], []
     try:
         return f(*args)
@@ -282,7 +283,7 @@ def without_tapes(f, *args):
 
 
 def loss(x):
-    """A function that calls a program, with x in two places."""
+    """Call a program with x as both arguments."""
     return program(x, x)
 
 
@@ -291,10 +292,10 @@ assert np.isclose(float(grad(grad(loss))(0.5)), 2 * np.cos(0.25) - np.sin(0.25))
 
 # ## 6. The key (`transforms/jit.py`, `transforms/closures.py`)
 #
-# A program is right for a call if everything that was decided in the trace is decided in the same
-# way now. The **overrides in force** are part of that: the rules are bound in the equations. With
-# them in the key a program never runs under a scope that it was not made for, so a rule in force
-# fires here as it does in eager mode. Values of the closure are in the key as well, and shapes.
+# A program is valid for a call if every decision of the trace still holds. The **active overrides**
+# belong to these decisions, because the equations bind the rules. With the overrides in the key, a
+# program never runs in a scope with other rules. So an active rule fires here as it does in eager
+# mode. The key also contains the values of the closure, and shapes.
 
 
 def jit(f):
@@ -314,13 +315,13 @@ def jit(f):
 
 
 def exactly(value):
-    """A value of the closure as part of a key: a number by its value, others by identity."""
+    """Return a closure value as part of a key: numbers by value, other objects by identity."""
     return (type(value), value) if isinstance(value, int | float) else id(value)
 
 
 @contextmanager
 def override(type, rule):
-    """Put a rule in force for the ops of a type that are created in the block."""
+    """Activate a rule for the ops of a type that the block creates."""
     before = dict(OVERRIDES)
     OVERRIDES[type] = rule
     try:
@@ -331,7 +332,7 @@ def override(type, rule):
 
 
 def scaled(by):
-    """Return a compiled function, and a function that changes a value in its closure."""
+    """Return a compiled function and a setter for a value in its closure."""
 
     def f(x):
         return sin(x) * by
@@ -346,16 +347,17 @@ def scaled(by):
 f, change = scaled(3.0)
 assert np.isclose(float(grad(f)(0.5)), 3 * np.cos(0.5))
 with override("Sin", lambda dy, x: [dy * 10.0]):
-    assert float(grad(f)(0.5)) == 30.0  # another program
+    assert float(grad(f)(0.5)) == 30.0  # compiles a second program
 change(5.0)
-assert np.isclose(float(f(0.5)), 5 * np.sin(0.5))  # and another
+assert np.isclose(float(f(0.5)), 5 * np.sin(0.5))  # and a third one
 assert len(f.programs) == 3
 
-# ## 7. What is written over: Variables (`Region.read`, `Region.assign`, `Program.find`)
+# ## 7. Variables: values that a program overwrites (`Region.read`, `Region.assign`, `Program.find`)
 #
-# A Variable changes, so its value must not become a constant. Reading one in a trace makes it an
-# input of the program, assigning to it an output. The caller reads before the call, and assigns
-# after it: the program itself has no side effects, and XLA may use the old memory for the new.
+# A Variable changes, so its value must not become a constant. Reading a Variable in a trace makes
+# it an input of the program, and assigning to it makes an output. The caller reads the Variable
+# before the call and assigns after the call. So the program itself has no side effects, and XLA may
+# reuse the old memory for the new value.
 
 
 class Variable:
@@ -400,7 +402,7 @@ def compile_step(f):
 
 
 def train(x):
-    """Take a step down the gradient of `sin(w * x)` by w; gradients are ops, so they compile."""
+    """Take a gradient step on `sin(w * x)` by w. Gradients consist of ops, so they compile too."""
     dw = grad(lambda w: sin(w * x))(w.read())
     w.assign(w.read() + dw * -0.1)
     return sin(w.read() * x)

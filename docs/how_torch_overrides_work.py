@@ -1,13 +1,12 @@
 """# How an override reaches a PyTorch model.
 
-This script rebuilds `regrad.torch.gradient_override_map` from nothing but PyTorch. Read it from top
-to bottom, or run it (`python docs/how_torch_overrides_work.py`): each section uses what it has
-built, and asserts that the answers are right.
+This script rebuilds `regrad.torch.gradient_override_map` with PyTorch alone. Read it from top to
+bottom, or run it (`python docs/how_torch_overrides_work.py`). Each section runs the code that it
+defines, and asserts that the results are right.
 
-The model is somebody else's, and nobody edits it. It may call `F.relu`, `torch.relu`, `x.relu()`,
-`x.relu_()` or a module, in any order, and compute a ReLU where no Python function of that name is
-called at all. A rule for the op type `"Relu"` must fire in each of these, or there must be an
-error.
+The model is third-party code that you do not edit. It may call `F.relu`, `torch.relu`, `x.relu()`,
+`x.relu_()` or a module, in any order. It may also compute a ReLU without a call of a Python
+function of that name. A rule for the op type `"Relu"` must fire in each case, or raise an error.
 """
 
 import inspect
@@ -17,15 +16,16 @@ import torch
 import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 
-# ## 1. Torch asks a mode before each of its functions (in regrad: `torch/modes.py`)
+# ## 1. Torch calls a mode before each of its functions (in regrad: `torch/modes.py`)
 #
-# While a `TorchFunctionMode` is entered, every public function and method of torch calls its
-# `__torch_function__` instead of running. In there the mode is off, so what a function calls in
-# its turn runs as it is: `F.relu` calls `torch.relu`, and the outer call is the one that counts.
+# While a `TorchFunctionMode` is active, every public function and method of torch calls the mode's
+# `__torch_function__` instead of running. The mode is off inside `__torch_function__`, so inner
+# calls do not reach the mode. `F.relu` calls `torch.relu`, and the mode receives only the outer
+# call.
 
 
 class Listener(TorchFunctionMode):
-    """Writes down what is called."""
+    """Record the functions that are called."""
 
     def __init__(self):
         super().__init__()
@@ -43,8 +43,8 @@ assert torch.relu not in listener.calls
 
 # ## 2. An op type is a set of callables (`torch/optypes.py`)
 #
-# Torch has several callables for one op, and some that work in place. All of them mean one op
-# type; which they are is a table.
+# Torch has several callables for one op, including in-place variants. All of them mean one op type.
+# A table lists the callables of each op type.
 
 SPELLINGS = {
     "Relu": {F.relu, torch.relu, torch.Tensor.relu},
@@ -55,10 +55,11 @@ OUT_OF_PLACE = {"Relu": torch.relu, "Sign": torch.sign}
 
 # ## 3. A call becomes a Function whose backward is the rule (`torch/calls.py`)
 #
-# The value is torch's own, computed by the very callable. The gradient is the rule's, which names
-# what it needs: `dy` arrives, `x` is the input, `y` the output. The backward pass is made of torch
-# functions, so with `create_graph=True` autograd differentiates it again. It runs masked: the
-# functions that a rule calls are not the model's.
+# The value is torch's own: the Function calls the original callable. The gradient comes from the
+# rule. The rule names the values that it needs: `dy` is the incoming gradient, `x` the input, `y`
+# the output. The backward pass consists of torch functions, so with `create_graph=True` autograd
+# differentiates it again. The rule runs masked, because the functions that it calls do not belong
+# to the model.
 
 MASKED = ContextVar("masked", default=False)
 
@@ -93,12 +94,12 @@ assert y.tolist() == [0.0, 2.0]
 assert dx.tolist() == [1.0, 4.0]
 assert ddx.tolist() == [-2.0, 4.0]
 
-# ## 4. The safety net: what autograd wrote down (`torch/nodes.py`)
+# ## 4. The safety net: the nodes that autograd records (`torch/nodes.py`)
 #
-# A table of callables is never complete. `torch.rnn_relu_cell` computes a ReLU in C++, and no mode
-# is asked. But autograd writes a node for each op that it will differentiate, and numbers them. So
-# after each call that no rule covers, the nodes that are new are compared with those that belong
-# to the overridden op types. If one is among them, its own gradient would be used: that is an
+# A table of callables is never complete. `torch.rnn_relu_cell` computes a ReLU in C++, without a
+# call of a mode. But autograd records a numbered node for each op that it will differentiate. So
+# after each call without a rule, the scope compares the new nodes with the nodes of the overridden
+# op types. If such a node is new, autograd would use its own gradient, and the scope raises an
 # error.
 
 NODES = {"Relu": "ReluBackward", "Sign": "SignBackward"}
@@ -109,7 +110,7 @@ class PassedOver(RuntimeError):
 
 
 def new_nodes(y, start):
-    """Yield the nodes behind y that were made since a number was read."""
+    """Yield the nodes behind y whose sequence number is at least `start`."""
     queue, seen = [y.grad_fn], set()
     while queue:
         node = queue.pop()
@@ -133,16 +134,16 @@ def check(func, y, start, rules):
 
 # ## 5. The scope (`torch/overriding.py`)
 #
-# A call takes one of three ways. A callable of an overridden op type becomes a Function. One that
-# works in place does, too: the Function gets a copy of the input, and its result is copied into
-# the tensor, so that autograd's own record of the change leads through the rule. Everything else
-# runs as it is, and is looked at afterwards.
+# The scope handles a call in one of three ways. A callable of an overridden op type becomes a
+# Function. An in-place callable becomes a Function too: the Function receives a copy of the input,
+# and the scope copies the result into the tensor, so autograd's record of the change leads through
+# the rule. Every other callable runs unchanged, and the scope checks its nodes afterwards.
 
 sequence_nr = torch._C._autograd._get_sequence_nr
 
 
 class Override(TorchFunctionMode):
-    """`with Override({"Relu": rule}) as used: …`: a rule for each op of these types."""
+    """Apply a rule to each op of these types: `with Override({"Relu": rule}) as used: …`."""
 
     def __init__(self, rules):
         super().__init__()
@@ -171,13 +172,13 @@ class Override(TorchFunctionMode):
         return Overridden.apply(x, func, rule)
 
     def assert_fired(self):
-        """Raise if a rule has matched nothing."""
+        """Raise if a rule matched no op."""
         for op_type, count in self.hits.items():
             assert count, f"no op of type {op_type!r} ran in the scope"
 
 
 class Model(torch.nn.Module):
-    """Somebody else's."""
+    """A third-party model."""
 
     def __init__(self):
         super().__init__()
@@ -188,7 +189,7 @@ class Model(torch.nn.Module):
 
 
 def guided(dy, x):
-    """ReLU's gradient, of positive gradients only."""
+    """Return the gradient of ReLU for the positive part of dy."""
     return torch.relu(dy) * (x > 0)
 
 
@@ -199,8 +200,8 @@ with Override({"Relu": guided}) as used:
     (dx,) = torch.autograd.grad(-y.sum(), x)
 used.assert_fired()
 assert used.hits == {"Relu": 3}
-assert y.tolist() == model(x).tolist()  # the value is the model's
-assert dx.tolist() == [0.0, 0.0, 0.0]  # no negative gradient passed
+assert y.tolist() == model(x).tolist()  # the value is unchanged
+assert dx.tolist() == [0.0, 0.0, 0.0]  # no negative gradient passes
 assert torch.autograd.grad(-model(x).sum(), x)[0].tolist() == [1.0, 0.0, -2.0]
 
 cell = [torch.ones(1, 1), torch.ones(1, 1), torch.ones(1, 1), torch.ones(1, 1, requires_grad=True)]
@@ -210,11 +211,11 @@ try:
 except PassedOver as error:
     assert str(error) == "rnn_relu_cell computes 'Relu' inside"
 
-# ## 6. What the library adds
+# ## 6. Additions in the library
 #
-# * **Taken apart.** A function that computes an overridden op inside (`linear`, `layer_norm`, an
-#   LSTM) is run as its parts, where there is a table of them, so that the rule fires there.
-# * **Reach.** `torch.func`, `torch.compile`, checkpointing, autocast, subclasses of Tensor,
-#   several scopes and several tasks, each with a way of its own to lose a rule in silence.
-# * **One road.** A rule of regrad is written with regrad's names and ops; a rule for torch with
-#   torch's. The report of hits, the errors and the order in which scopes count are the same.
+# * **Decomposition.** A function may compute an overridden op inside (`linear`, `layer_norm`, an
+#   LSTM). If the library has a table of its steps, it runs the steps, so that the rule fires there.
+# * **Reach.** `torch.func`, `torch.compile`, checkpointing, autocast, subclasses of Tensor, several
+#   scopes and several tasks. Each of them could silently lose a rule in a different way.
+# * **One implementation.** A rule in regrad uses regrad's names and ops, and a rule for torch uses
+#   torch's. Both share the report of hits, the errors and the order of scopes.
