@@ -1,4 +1,4 @@
-"""The names that TensorFlow 1 has and `regrad.v1` has not, with the nearest thing to call."""
+"""Names of TensorFlow 1 that `regrad.v1` does not cover, each with the closest replacement."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import NoReturn
 from regrad.core.hints import unknown
 from regrad.errors import near
 
-# what to do instead -> names (or, ending in _ or ., beginnings of names) under `tf.`
+# Replacement -> names under `tf.`. A name that ends in `_` or `.` is a prefix.
 _REPLACED = {
     "parse arguments with argparse": "app flags",
     "Python's open and os.path": "gfile",
@@ -48,7 +48,7 @@ _REPLACED = {
     "NumPy's, through tf.py_func": "unique_with_counts",
     "SciPy's, through tf.py_func": "spectral.dct spectral.idct signal.dct signal.idct",
     "tf.gather of frames, and tf.spectral.rfft of them": "signal.stft signal.inverse_stft",
-    "nothing near it": "lite sysconfig",
+    "nothing similar": "lite sysconfig",
     "pytest and numpy.testing": "test",
     "importlib.resources": "resource_loader",
     "@regrad.op, which makes an op out of a kernel in Python": "load_op_library user_ops",
@@ -96,7 +96,7 @@ INSTEAD = {name: use for use, names in _REPLACED.items() for name in names.split
 
 
 def refuse_in(module: ModuleType, label: str) -> None:
-    """Make a module raise AttributeError with the nearest thing to call, for names it lacks."""
+    """Make a module raise AttributeError, with the closest replacement, for names it lacks."""
 
     def missing(name: str) -> NoReturn:
         if name.startswith("__"):
