@@ -13,7 +13,7 @@ from regrad.graph.plan import needed
 from regrad.inspection.drawings import Arrow, Box, BoxKind, Drawing
 from regrad.v1.graph.static_shapes import TensorShape
 
-# -- what there is to tell -----------------------------------------------------------------------
+# -- texts of ops --------------------------------------------------------------------------------
 
 
 def is_overridden(node: Node) -> bool:

@@ -69,7 +69,7 @@ class Graph(engine.OpGraph):
     def view_of(self, node: Node) -> Any:
         return FACES[Node](node)
 
-    # -- what is in it ---------------------------------------------------------------------------
+    # -- ops and tensors -------------------------------------------------------------------------
 
     def get_operations(self) -> list[Any]:
         """Return the ops, in the order of creation."""

@@ -257,7 +257,7 @@ def _placed(
     return [found.get(i) for i in range(len(xs))]
 
 
-# -- what depends on what ------------------------------------------------------------------------
+# -- dependences of outputs on inputs ------------------------------------------------------------
 
 
 @dataclass

@@ -38,7 +38,7 @@ TEXTS = _Names({
     "dtype": "The dtype of the result.",
     "output_type": "The dtype of the result.",
     "output_dtype": "The dtype of the result.",
-    "exclusive": "Leave out the element itself, so that the first result is 0 for sums, 1 for products.",
+    "exclusive": "Leave out the element itself. The first result is 0 for sums, 1 for products.",
     "reverse": "Start at the end of the axis.",
     "direction": '"ASCENDING" or "DESCENDING".',
     "adjoint": "Use the adjoints of the matrices.",

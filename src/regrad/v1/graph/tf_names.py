@@ -272,7 +272,7 @@ CONV2D: dict[str, Any] = {**CONV, "use_cudnn_on_gpu": True}
 POOL: dict[str, Any] = {**WINDOWS, "ksize": window("filter_size")}
 RESIZE: dict[str, Any] = {"T": T, "align_corners": at("align"), "half_pixel_centers": at("half")}
 
-# -- op types that TensorFlow tells apart --------------------------------------------------------
+# -- op types that TensorFlow splits -------------------------------------------------------------
 
 
 def _split(node: Node) -> TensorFlowView:

@@ -263,7 +263,7 @@ class Variable(Readable):
         xs, attrs = [self._variable._tensor, value._tensor], {"key": self._key, **(attrs or {})}
         return face(add_op(op, name, xs, attrs, [spec], NO_RULE))
 
-    # -- what it is ------------------------------------------------------------------------------
+    # -- properties ------------------------------------------------------------------------------
 
     @property
     def name(self) -> str:

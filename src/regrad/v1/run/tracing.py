@@ -110,7 +110,7 @@ def settle_all(values: Values, symbols: Iterable[Symbol]) -> list[Any]:
     return [settle(v, s.dtype) for v, s in zip(values, symbols, strict=True)]
 
 
-# -- what cannot be compiled ---------------------------------------------------------------------
+# -- errors of tracing ---------------------------------------------------------------------------
 
 
 def refusal(node: Node, why: str) -> UnimplementedError:
@@ -200,7 +200,7 @@ def _deferred(trace: TraceRun, node: Node, values: list[Any], attrs: dict[str, A
     return node.op.kernels.kernel(xp, values, **attrs)  # pyright: ignore[reportCallIssue]
 
 
-# -- what a plan touches -------------------------------------------------------------------------
+# -- variables that a plan reads and writes ------------------------------------------------------
 
 
 class Touched(NamedTuple):

@@ -30,7 +30,7 @@ Function = Callable[..., Any] | None
 Options = tuple[Any, Function, Function, bool] | None
 ZEROS, ONES = initializers.Zeros(), initializers.Ones()
 
-# -- what layers share ---------------------------------------------------------------------------
+# -- helpers of all layers -----------------------------------------------------------------------
 
 
 def _input(what: str, inputs: TensorLike) -> Tensor:

@@ -109,7 +109,7 @@ def remove_checkpoint(checkpoint_prefix: PathLike) -> None:
         os.remove(os.fspath(checkpoint_prefix) + SUFFIX)
 
 
-# -- the file that names the latest ---------------------------------------------------------------
+# -- the file `checkpoint`, which names the latest checkpoint -------------------------------------
 
 LINE = re.compile(r'\s*(?:(\w+):\s*(".*"|[-+.\w]+))?\s*')  # a key and its value, or nothing
 KEYS = ("model_checkpoint_path", "all_model_checkpoint_paths")  # TensorFlow has others, of times

@@ -160,7 +160,7 @@ def assert_global_step(global_step_tensor: TensorLike) -> None:
         raise ArgumentError(f"a global step is a scalar of integers, got {step}")
 
 
-# -- learning rates that change with the step -----------------------------------------------------
+# -- learning rate schedules ----------------------------------------------------------------------
 
 
 @contextmanager

@@ -85,7 +85,7 @@ def _select_rows(
     return [xp.where(m, n, o) for m, n, o in zip(masks, new, old, strict=True)]
 
 
-# -- the rows that a gradient touches ------------------------------------------------------------
+# -- sparse updates ------------------------------------------------------------------------------
 
 
 def find_rows(gradient: Tensor) -> list[Tensor]:
