@@ -670,7 +670,7 @@ def batch_to_space(
 
 
 def _pack(values: Sequence[TensorLike], dtype: dtypes.DTypeLike | None, name: str | None) -> Any:
-    """Return a list that contains tensors as one tensor."""
+    """Stack a list that contains tensors into one tensor."""
     known = [v for v in values if is_tensor(v)]
     if dtype is None and known:
         dtype = convert_to_tensor(known[0]).dtype.base_dtype

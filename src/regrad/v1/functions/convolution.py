@@ -205,7 +205,7 @@ def conv3d(
     rate=plain_value,
 )  # fmt: skip
 def atrous_conv2d(value, filters, rate, padding):
-    """Return `conv2d` with dilated filters, as one op. TensorFlow rearranges the image instead.
+    """Return `conv2d` with dilated filters, in one op. TensorFlow rearranges the image instead.
 
     >>> import regrad as rg
     >>> import regrad.v1 as tf

@@ -213,7 +213,7 @@ def shape_attribute(shape: TensorLike) -> Any:
     """Return a shape or a tensor of sizes as an attribute. Raises ValueError for one number."""
     found = as_sizes(shape)
     if not isinstance(found, tuple | UnknownRank):
-        raise GraphError(f"Shape must be rank 1 but is rank 0: give [{shape}], not {shape}")
+        raise GraphError(f"Shape must be rank 1 but is rank 0: pass [{shape}], not {shape}")
     return found
 
 

@@ -410,7 +410,7 @@ def _after(x: rg.Tensor, y: rg.Tensor, spec: Spec) -> Spec:
     what = f"while_loop: a loop variable enters with shape {enters}"
     if enters.is_fully_defined() and leaves.is_fully_defined() and enters != leaves:
         raise ShapeError(
-            f"{what} and has {leaves} after one iteration. To allow it give "
+            f"{what} and has {leaves} after one iteration. To allow it pass "
             "shape_invariants=[tf.TensorShape([None, ...])]."
         )
     before, after = x._data.shape, y._data.shape
@@ -420,7 +420,7 @@ def _after(x: rg.Tensor, y: rg.Tensor, spec: Spec) -> Spec:
     same = [dims.same((m,), (n,)) is True for m, n in zip(before, after, strict=True)]
     if any(isinstance(m, int) and not kept for m, kept in zip(before, same, strict=True)):
         raise ShapeError(
-            f"{what}, and after one iteration only {leaves} is known. Give "
+            f"{what}, and after one iteration only {leaves} is known. Pass "
             "shape_invariants=[tf.TensorShape([None, ...])], or call set_shape in the body."
         )
     shape = [n if kept else None for n, kept in zip(spec.shape or (), same, strict=True)]

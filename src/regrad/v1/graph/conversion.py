@@ -297,7 +297,7 @@ def as_sizes(value: TensorLike) -> Any:
             return node.xs[0]._data.shape  # the tensor has unknown rank
         return as_attribute(x)
     if value is None:
-        raise GraphError("a size is None here; give a number, -1 or tf.shape(x)[i]")
+        raise GraphError("a size is None here; pass a number, -1 or tf.shape(x)[i]")
     return int(value)
 
 

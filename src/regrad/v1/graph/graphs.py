@@ -256,11 +256,11 @@ class GraphOverrideScope(OverrideScope):
             for k, v in self._rules.items()
         ):
             raise ArgumentError(
-                "op_type_map must be a dictionary mapping strings to strings (names given to "
-                f"RegisterGradient) or functions, got {given!r:.80}"
+                "op_type_map must be a dictionary mapping strings to strings (names registered "
+                f"with RegisterGradient) or functions, got {given!r:.80}"
             )
         if self._used:
-            raise SingleUseError("a gradient_override_map scope can be entered once; make another")
+            raise SingleUseError("a gradient_override_map scope can be entered once; make a new one")
         self._used = True
         return (yield from super()._steps())
 
@@ -515,7 +515,7 @@ def get_collection(key: str, scope: str | None = None) -> list[Any]:
 
     Args:
         key: The name of the collection.
-        scope: A regular expression; only values whose names begin with a match are listed.
+        scope: A regular expression. Only values whose names begin with a match are listed.
 
     Returns:
         A list, which is empty if the collection does not exist.

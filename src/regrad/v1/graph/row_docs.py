@@ -2,8 +2,8 @@
 
 The docstring of a row describes the computation and any special arguments. `complete` adds the
 arguments that mean the same everywhere, the result of elementwise ops, the errors and the source.
-A section in the row's docstring takes precedence. In `Args:`, so does each argument that the
-docstring describes.
+A section in the row's docstring takes precedence. In the section `Args:`, each argument that the
+docstring describes takes precedence.
 """
 
 from __future__ import annotations

@@ -48,7 +48,7 @@ def trace_gradients(
     """
     session = session or next(reversed(SESSIONS.get()), None)
     if session is None:
-        raise ArgumentError("trace_gradients: give a session, or call it in the block of one")
+        raise ArgumentError("trace_gradients: pass a session, or call it in the block of a session")
     seen: list[tuple[Node, Any, int, Any]] = []
     with session.graph.as_default():
         made = build_gradients(ys, xs, None, "trace_gradients", None, "none", seen)

@@ -425,7 +425,7 @@ def global_variables(scope: str | None = None) -> list[Any]:
     """Return the variables of the default graph, in the order of creation.
 
     Args:
-        scope: A regular expression; only variables whose names begin with a match are listed.
+        scope: A regular expression. Only variables whose names begin with a match are listed.
 
     Returns:
         A list of Variables.
@@ -447,7 +447,7 @@ def trainable_variables(scope: str | None = None) -> list[Any]:
     """Return the variables that optimizers change.
 
     Args:
-        scope: A regular expression; only variables whose names begin with a match are listed.
+        scope: A regular expression. Only variables whose names begin with a match are listed.
 
     Returns:
         A list of Variables.
@@ -469,7 +469,7 @@ def local_variables(scope: str | None = None) -> list[Any]:
     """Return the variables in the collection LOCAL_VARIABLES.
 
     Args:
-        scope: A regular expression; only variables whose names begin with a match are listed.
+        scope: A regular expression. Only variables whose names begin with a match are listed.
 
     Returns:
         A list of Variables.
@@ -491,7 +491,7 @@ def model_variables(scope: str | None = None) -> list[Any]:
     """Return the variables in the collection MODEL_VARIABLES.
 
     Args:
-        scope: A regular expression; only variables whose names begin with a match are listed.
+        scope: A regular expression. Only variables whose names begin with a match are listed.
 
     Returns:
         A list of Variables.

@@ -322,7 +322,7 @@ class Session(Block):
         if isinstance(value, Operation | Readable):
             raise ArgumentError(
                 "The value of a feed cannot be a tf.Tensor object. Feed Python numbers, lists or "
-                f"NumPy arrays; {symbol.name!r} was given {value}"
+                f"NumPy arrays; {symbol.name!r} got {value}"
             )
         if isinstance(value, rg.Tensor):
             value = value.numpy()
@@ -406,7 +406,7 @@ def _as_fed(symbol: Symbol, value: TensorLike) -> np.ndarray:
     except (TypeError, ValueError) as error:
         if isinstance(value, list | tuple) and any(isinstance(v, Readable) for v in value):
             raise ArgumentError(
-                f"The value of a feed cannot hold tensors; {symbol.name!r} was given {value!r:.60}"
+                f"The value of a feed cannot contain tensors; {symbol.name!r} got {value!r:.60}"
             ) from None
         raise refusal(error, f"{symbol.name} is fed as {symbol.dtype}", {}) from None
 

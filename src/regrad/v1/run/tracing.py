@@ -134,7 +134,7 @@ def _explained(error: Exception, node: Node, values: Values) -> Exception:
     return at_node(error, node, [v for v in values if v is not None])
 
 
-# -- ops with a form of their own ----------------------------------------------------------------
+# -- ops that are traced in a special way --------------------------------------------------------
 
 # Functions that trace ops without an array kernel, by op type.
 Form = Callable[[TraceRun, Node, list[Any], dict[str, Any]], Values]

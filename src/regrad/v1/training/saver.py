@@ -369,7 +369,7 @@ def list_variables(ckpt_dir_or_file: PathLike) -> list[tuple[str, list[int]]]:
         A list of pairs of a name and a list of sizes.
 
     Raises:
-        tf.errors.NotFoundError: there is no such checkpoint.
+        tf.errors.NotFoundError: the checkpoint does not exist.
         tf.errors.DataLossError: the file is damaged.
 
     Source: `tf.train.list_variables`.
@@ -539,7 +539,7 @@ class Saver:
             raise GraphError("the Saver was made with defer_build=True: call build() first")
         if strange := [v.name for v in self._variables.values() if v.graph is not sess.graph]:
             raise GraphError(
-                f"the Saver's variables {', '.join(strange)} are not in the graph of the session"
+                f"the Saver's variables {', '.join(strange)} belong to another graph than the session"
             )
         return self._variables
 

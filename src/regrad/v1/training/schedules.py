@@ -224,7 +224,7 @@ def natural_exp_decay(
     """Return `learning_rate * exp(-decay_rate * global_step / decay_steps)`.
 
     Args:
-        decay_steps: The number of steps that count as one.
+        decay_steps: The number of steps that form one unit of decay.
         decay_rate: The exponent per `decay_steps`.
 
     Returns:
@@ -254,7 +254,7 @@ def inverse_time_decay(
     """Return `learning_rate / (1 + decay_rate * global_step / decay_steps)`.
 
     Args:
-        decay_steps: The number of steps that count as one.
+        decay_steps: The number of steps that form one unit of decay.
         decay_rate: The increase of the denominator per `decay_steps`.
 
     Returns:
