@@ -260,7 +260,9 @@ class GraphOverrideScope(OverrideScope):
                 f"with RegisterGradient) or functions, got {given!r:.80}"
             )
         if self._used:
-            raise SingleUseError("a gradient_override_map scope can be entered once; make a new one")
+            raise SingleUseError(
+                "a gradient_override_map scope can be entered only once; make a new one"
+            )
         self._used = True
         return (yield from super()._steps())
 

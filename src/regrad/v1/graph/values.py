@@ -103,7 +103,7 @@ def alike(what: str, labels: Tensor, predictions: Tensor) -> tuple[Tensor, Tenso
     shape, expected = labels._data.shape, predictions._data.shape
     if dims.same(shape, expected) is False:
         raise ShapeError(
-            f"{what}: labels and predictions must have the same shape, got {shape} and {expected}"
+            f"{what}: labels and predictions must have one shape, got {shape} and {expected}"
         )
     if isinstance(expected, dims.UnknownRank):
         expected = shape

@@ -539,7 +539,8 @@ class Saver:
             raise GraphError("the Saver was made with defer_build=True: call build() first")
         if strange := [v.name for v in self._variables.values() if v.graph is not sess.graph]:
             raise GraphError(
-                f"the Saver's variables {', '.join(strange)} belong to another graph than the session"
+                f"the Saver's variables {', '.join(strange)} belong to another graph than the "
+                "session"
             )
         return self._variables
 
