@@ -194,7 +194,7 @@ def _listed(values: TensorLike) -> list[Any]:
 def _target(y: TensorLike) -> rg.Tensor:
     t = convert_to_tensor(y)._read()
     if t._data.dtype.kind == "O":
-        raise DTypeError(f"strings have no gradient: {face(t)}")
+        raise DTypeError(f"tf.gradients: strings have no gradient, got {face(t)}")
     return t
 
 

@@ -45,8 +45,8 @@ def _size(x: Tensor, axis: int, layer: str) -> int:
     if size is None or isinstance(size, Dim):
         which = "The last dimension" if axis == -1 else f"Dimension {axis}"
         raise GraphError(
-            f"{which} of the inputs to `{layer}` should be defined. Found `None`: {x}. Pass a "
-            "shape to the placeholder, or call set_shape."
+            f"{which} of the inputs to `{layer}` should be defined. Found `None`: {x}. Give the "
+            "placeholder a shape, or call set_shape."
         )
     return size
 

@@ -590,8 +590,8 @@ class Saver:
                 present = archive.entries()  # raises if the names are damaged
                 raise errors.NotFoundError(
                     f"Key {_names(missing)} not found in checkpoint {os.fspath(save_path)}, which "
-                    f"has {_names(present)}. Pass to Saver the variables that the checkpoint has, "
-                    "or a dict of its names to variables."
+                    f"has {_names(present)}. Give Saver the variables that it has, or a dict of "
+                    "its names to variables."
                 )
             entries = archive.entries(variables)
             shapes = {name: self._shape(name, v, entries[name]) for name, v in variables.items()}
