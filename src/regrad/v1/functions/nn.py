@@ -358,7 +358,7 @@ def log_poisson_loss(
     """Return `exp(c) - z * c` for targets z and log-rates c, optionally plus Stirling's term.
 
     Args:
-        compute_full_loss: Add Stirling's term. It does not affect the gradient by c.
+        compute_full_loss: Add Stirling's term. It does not affect the gradient with respect to c.
 
     >>> import regrad as rg
     >>> import regrad.v1 as tf

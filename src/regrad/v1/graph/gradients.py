@@ -133,7 +133,7 @@ def gradients(
     aggregation_method: int | None = None, stop_gradients: TensorLike = None,
     unconnected_gradients: str = UnconnectedGradients.NONE,
 ) -> list[Any]:  # fmt: skip
-    """Return ops that compute the gradients of the sum of `ys` by each of `xs`.
+    """Return ops that compute the gradients of the sum of `ys` with respect to each of `xs`.
 
     The backward pass visits each op on a path once and applies the rule that was active when the
     op was made. The rule receives the sum of the gradients that arrive at the op. Integer tensors
@@ -141,7 +141,7 @@ def gradients(
 
     Args:
         ys: A tensor or a list of them.
-        xs: Tensors or Variables to differentiate by. Intermediate tensors are allowed.
+        xs: Tensors or Variables to differentiate with respect to, also intermediate tensors.
         grad_ys: Weights for ys, of the same shapes. None, or an entry None, means ones.
         name: The name scope of the new ops (`gradients/<op>_grad/…`).
         colocate_gradients_with_ops, gate_gradients, aggregation_method: Without effect.
@@ -199,7 +199,7 @@ def _target(y: TensorLike) -> rg.Tensor:
 
 
 def _source(x: Any) -> Symbol:
-    """Return the tensor to differentiate by. For a Variable this is its own op, not its read."""
+    """Return the tensor for an x. For a Variable this is the variable's own op, not its read."""
     if hasattr(type(x), "_ref"):
         return x._ref()._symbol
     if isinstance(x, Tensor):
@@ -282,7 +282,7 @@ def pull_in_graph(
     ys: Sequence[rg.Tensor], xs: Sequence[Symbol], dys: Sequence[rg.Tensor], scope: str,
     stopped: Container[Node] = (), seen: list[Any] | None = None,
 ) -> list[rg.Tensor | None]:  # fmt: skip
-    """Build ops, named under `scope`, for the gradients by xs, given the gradients dys of ys.
+    """Build ops, named under `scope`, for the gradients of xs, given the gradients dys of ys.
 
     For each gradient on the way, (node, dy, leaf, dx) is appended to `seen`.
     """
@@ -363,7 +363,7 @@ def _reached(node: Node, used: Container[int], watched: set[int]) -> Iterable[in
 def _is_cast_of_integers(node: Node) -> bool:
     """Return whether the node casts integers without a gradient to floats.
 
-    TensorFlow's rule for Cast has no gradient by integers; other rules have one.
+    TensorFlow's rule for Cast returns no gradient for integers. Other rules do.
     """
     own = node.op.type == "Cast" and node.op.owns(node.rule)
     return own and not node.xs[0]._data.carries and is_inexact(node.symbols[0].dtype)
@@ -389,7 +389,7 @@ class _OpNames:
 def hessians(
     ys: TensorLike, xs: TensorLike, name: str = "hessians", **options: Any
 ) -> list[Tensor]:
-    """Return the second derivatives of `ys` by each of `xs`.
+    """Return the second derivatives of `ys` with respect to each of `xs`.
 
     Args:
         ys: A tensor or a list of them, which are summed.

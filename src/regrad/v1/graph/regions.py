@@ -206,16 +206,16 @@ def _is_float(x: rg.Tensor) -> bool:
 
 
 def _of_floats(xs: Sequence[rg.Tensor], dxs: Sequence[rg.Tensor | None]) -> list[Any]:
-    """Return the gradients by the floats among the inputs or outputs of a region.
+    """Return the gradients of the floats among the inputs or outputs of a region.
 
-    Gradients by integers cannot pass. If an override returned one, raise GradientError.
+    Gradients of integers cannot pass. If an override returned one, raise GradientError.
     """
     for x, dx in zip(xs, dxs, strict=True):
         if x._data.carries and not (_is_float(x) or dx is None) and is_inexact(dx.dtype):
             raise GradientError(
-                f"a gradient by {x._data.name!r}, of {x._data.dtype}, would pass into or out of a "
+                f"a gradient of {x._data.name!r}, of {x._data.dtype}, would pass into or out of a "
                 "branch or loop, because an override is active for an op on the path. Only "
-                "gradients by floats can pass. Put the op and the cast to floats on the same side "
+                "gradients of floats can pass. Put the op and the cast to floats on the same side "
                 "and pass the floats, or use tf.stop_gradient."
             )
     return [dx for x, dx in zip(xs, dxs, strict=True) if _is_float(x)]
@@ -224,7 +224,7 @@ def _of_floats(xs: Sequence[rg.Tensor], dxs: Sequence[rg.Tensor | None]) -> list
 def gradient_region(
     region: GraphRegion, outputs: Iterable[int], inputs: Iterable[int]
 ) -> GraphRegion:
-    """Make a region that returns the gradients by the float inputs at the indices `inputs`.
+    """Make a region that returns the gradients of the float inputs at the indices `inputs`.
 
     Its arguments are the region's arguments and the gradients of the float outputs at the indices
     `outputs`.
@@ -303,7 +303,7 @@ class Part:
 class GraphRegionRule(PathRule):
     """The rule of an op that runs regions. It needs all inputs and outputs of the op.
 
-    The rule differentiates the used outputs by the watched inputs.
+    The rule returns gradients for the watched inputs, from the gradients of the used outputs.
     """
 
     by_leaf = sparse = True
@@ -444,7 +444,7 @@ class Loop:
         return xs[: self.count], xs[self.count : n], xs[n:]
 
     def pull(self, call: Call, xs: Values, floats: int) -> list[Any]:
-        """Return the gradients by the initial float loop variables, and by the float captures."""
+        """Return the gradients of the initial float loop variables and of the float captures."""
         values, dys, captured = self.opened(xs, floats)
         *steps, _ = self.steps(call, values, captured)
 
@@ -472,7 +472,7 @@ class Loop:
         return pull_loop(pull, dys, sum(self.wrt), entries, run, *sums)[:2]
 
     def zeros(self, captured: Values) -> list[Any]:
-        """Return zeros for the gradients by the float captures."""
+        """Return zeros for the gradients of the float captures."""
         return [_blank(x) for x, is_float in zip(captured, self.wrt, strict=False) if is_float]
 
 

@@ -23,7 +23,7 @@ def trace_gradients(
     ys: TensorLike, xs: TensorLike, feed_dict: Mapping[Any, Any] | None = None,
     session: Runs | None = None,
 ) -> GradientTrace:  # fmt: skip
-    """Run the gradients of `ys` by `xs` in a session, and report every op of the backward pass.
+    """Run the gradients of `ys` in a session, and report every op of the backward pass.
 
     Args:
         ys, xs: See `tf.gradients`.

@@ -120,7 +120,7 @@ def _forward(
 def _back(
     trace: TraceRun, loop: Loop, dys: Values, captured: Values, number: Any, stacks: Values
 ) -> Values:
-    """Return the gradients by the initial float loop variables, and by the float captures."""
+    """Return the gradients of the initial float loop variables and of the float captures."""
     region = loop.gradient
     assert region is not None
     symbols = _symbols(region.outputs)
