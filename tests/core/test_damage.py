@@ -298,7 +298,7 @@ def test_a_state_file_names_nothing_outside_its_folder(session, tmp_path, victim
 
 def test_no_state_file_is_written_that_names_something_outside(tmp_path, victim):
     write = lambda: tf.train.update_checkpoint_state(tmp_path / "models", victim)  # noqa: E731
-    refused(write, ValueError, r"victim' is not in the folder .*give the folder")
+    refused(write, ValueError, r"victim' is not in the folder .*pass the folder")
     assert os.listdir(tmp_path / "models") == []
 
 

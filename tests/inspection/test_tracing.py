@@ -235,6 +235,6 @@ def test_a_graph_by_name_scopes():
         assert [(name, figures.norm) for name, figures in trace.inputs] == [
             ("x:0", 10), ("w:0", pytest.approx(math.sqrt(2)))
         ]  # fmt: skip
-    with tf.Graph().as_default(), pytest.raises(ArgumentError, match="give a session"):
+    with tf.Graph().as_default(), pytest.raises(ArgumentError, match="pass a session"):
         x = tf.constant(1.0)
         tf.trace_gradients(x * x, x)

@@ -8,9 +8,9 @@
     with tf.Session() as sess:
         print(sess.run(tf.gradients(y, x), {x: [-0.5, 2.0]}))
 
-Ops, rules and the backward pass are regrad's own: a rule that is in force fires or raises, in
-this mode too. docs/tf1.md lists what is covered, and where the meaning differs from
-TensorFlow's; a name that is not covered says what to call instead.
+Ops, rules and the backward pass are regrad's own. An active rule fires or raises, in this mode
+too. docs/tf1.md lists the covered names and the differences from TensorFlow. Accessing a name
+that is not covered raises an AttributeError that names the function to call instead.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from regrad.v1.functions import image as image
 from regrad.v1.functions import linalg as matrices
 from regrad.v1.functions import losses as losses
 from regrad.v1.functions import nn as nn
-from regrad.v1.functions import operators as _operators  # noqa: F401 (tensors have theirs by it)
+from regrad.v1.functions import operators as _operators  # noqa: F401 (sets operators)
 from regrad.v1.functions.arrays import *
 from regrad.v1.functions.clipping import *
 from regrad.v1.functions.creation import *
@@ -57,7 +57,7 @@ from regrad.v1.training import layers as layers
 from regrad.v1.training.initializers import *
 from regrad.v1.training.variable_scopes import *
 
-# names that stand for others, older ones among them
+# Aliases, including deprecated names.
 tuple = control.tuple_
 newaxis = None
 diag, diag_part = matrices.tensor_diag, matrices.tensor_diag_part

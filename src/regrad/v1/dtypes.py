@@ -1,4 +1,4 @@
-"""TensorFlow's dtypes: NumPy's, with TensorFlow's names, questions and printing."""
+"""TensorFlow's dtypes: NumPy dtypes with TensorFlow's names, predicates and printing."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ __all__ = [
 
 
 def _of_kind(kinds: str, doc: str) -> property:
-    """Make a property: whether a dtype is of one of NumPy's kinds."""
+    """Make a property that is True for dtypes of these NumPy kinds."""
     return property(lambda dtype: dtype._dtype.kind in kinds, doc=doc)
 
 
 class DType:
-    """A dtype of TensorFlow 1, equal to NumPy's of the same name.
+    """A dtype of TensorFlow 1. It equals the NumPy dtype of the same name.
 
-    Tensors of a Variable have a reference dtype (`float32_ref`); `base_dtype` is without it.
+    A Variable has a reference dtype (`float32_ref`). `base_dtype` drops the `_ref`.
 
     Args:
-        dtype: What NumPy takes for a dtype.
+        dtype: Any value that `np.dtype` accepts.
         ref: Whether it is a reference dtype.
 
     Source: `tf.DType`.
@@ -44,13 +44,13 @@ class DType:
 
     @property
     def name(self) -> str:
-        """`float32`, `string`, `float32_ref`, …"""
+        """The name, such as `float32`, `string` or `float32_ref`."""
         base = "string" if self._dtype.kind == "O" else self._dtype.name
         return base + "_ref" if self._ref else base
 
     @property
     def as_numpy_dtype(self) -> Any:
-        """NumPy's scalar type."""
+        """The NumPy scalar type."""
         return self._dtype.type
 
     @property
@@ -60,7 +60,7 @@ class DType:
 
     @property
     def real_dtype(self) -> DType:
-        """Of complex numbers the dtype of their parts."""
+        """The dtype of the real and imaginary parts; the dtype itself if it is not complex."""
         return of(np.real(np.zeros((), self._dtype)).dtype)
 
     is_floating: property = _of_kind("f", "Whether it is a dtype of real floats.")
@@ -107,7 +107,8 @@ class DType:
         return DType, (self._dtype, self._ref)
 
 
-# What names a dtype: `tf.float32`, `np.dtype("float32")`, `np.float32` or `float`, `"float32"`.
+# Values that `as_dtype` accepts, such as `tf.float32`, `np.dtype("float32")`, `np.float32`,
+# `float` and `"float32"`.
 DTypeLike: TypeAlias = DType | np.dtype | type | str
 
 bool: DType = DType(np.bool_)
@@ -132,21 +133,21 @@ _KNOWN = {dtype._dtype: dtype for dtype in list(globals().values()) if isinstanc
 
 
 def of(dtype: np.dtype) -> DType:
-    """Return TensorFlow's dtype for NumPy's."""
+    """Return the TensorFlow dtype for a NumPy dtype."""
     return _KNOWN.get(dtype) or DType(dtype)
 
 
 def as_dtype(value: DTypeLike) -> DType:
-    """Return the DType that a value names: `tf.float32`, `np.float32`, `"float32"`, `float`.
+    """Return the DType for `tf.float32`, `np.float32`, `"float32"`, `float` and the like.
 
     Args:
-        value: What names a dtype.
+        value: A DType, a NumPy dtype, a Python or NumPy type, or a name.
 
     Returns:
         The DType.
 
     Raises:
-        TypeError: the value names none.
+        TypeError: the value does not name a dtype.
 
     Source: `tf.as_dtype`.
 
@@ -169,5 +170,5 @@ def as_dtype(value: DTypeLike) -> DType:
 
 
 def to_numpy(value: DTypeLike) -> np.dtype:
-    """Return NumPy's dtype for anything that names one."""
+    """Return the NumPy dtype for any value that names a dtype."""
     return as_dtype(value)._dtype

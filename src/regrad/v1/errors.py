@@ -1,4 +1,4 @@
-"""The errors of runs, under TensorFlow's names; they are RegradErrors too."""
+"""Errors that runs raise, under TensorFlow's names. Each is a RegradError too."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from regrad.v1.graph.node_defs import NodeDef
 
 
 class OpError(RegradError):
-    """An op failed in a run. `op` is the op, `message` what went wrong."""
+    """An op failed in a run. `op` is the op and `message` describes the failure."""
 
     op: Any = None
 
     def __init__(self, node_def: NodeDef | str | None, op: Any = None, message: str = "") -> None:
-        # TensorFlow's argument order; a message alone will do
+        # The order is TensorFlow's. A single argument is the message.
         self.message: str = message or str(node_def)
         self.node_def: NodeDef | str | None = node_def if message else None
         self.op = op
@@ -24,11 +24,11 @@ class OpError(RegradError):
 
 
 class InvalidArgumentError(OpError, ValueError):
-    """Shapes that clash in the run, an index out of range, a placeholder without a value."""
+    """Incompatible shapes in a run, an index out of range, or a placeholder without a value."""
 
 
 class FailedPreconditionError(OpError):
-    """A variable was read before it was given a value."""
+    """A variable was read before it was initialized."""
 
 
 class UnknownError(OpError):
@@ -36,7 +36,7 @@ class UnknownError(OpError):
 
 
 class NotFoundError(OpError):
-    """A file, or something in it, that does not exist."""
+    """A file, or an entry of a file, does not exist."""
 
 
 class OutOfRangeError(OpError):
@@ -44,31 +44,31 @@ class OutOfRangeError(OpError):
 
 
 class UnimplementedError(OpError):
-    """Something that is not offered."""
+    """The feature is not supported."""
 
 
 class InternalError(OpError):
-    """A mistake of the library."""
+    """A bug in the library."""
 
 
 class DataLossError(OpError, CheckpointError):
-    """A file that is damaged."""
+    """A file is damaged."""
 
 
 class AlreadyExistsError(OpError):
-    """Something that exists already."""
+    """The object already exists."""
 
 
 class AbortedError(OpError):
-    """The run was broken off."""
+    """The run was aborted."""
 
 
 class CancelledError(OpError):
-    """The run was broken off."""
+    """The run was canceled."""
 
 
 class ClosedError(RegradError, RuntimeError):
-    """A session that is closed, or whose graph is empty."""
+    """The session is closed, or its graph is empty."""
 
 
 def unfed(node: Node) -> InvalidArgumentError:
@@ -83,7 +83,7 @@ def unfed(node: Node) -> InvalidArgumentError:
 
 
 def of_run(error: Exception) -> Exception:
-    """Return a failure of an op as TensorFlow classes it; errors of rules and of users stay."""
+    """Return the TensorFlow error for an op's failure. Other errors are returned unchanged."""
     node = getattr(error, "node", None)
     if node is None or not isinstance(error, ShapeError | InvalidValueError | IndexError):
         return error

@@ -1,4 +1,4 @@
-"""Placeholders, and the smaller namespaces of `tf`: `tf.math`, `tf.linalg`, `tf.random`, …"""
+"""Placeholders, and small namespaces of `tf` such as `tf.math`, `tf.linalg` and `tf.random`."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ __all__ = [
 def placeholder(
     dtype: dtypes.DTypeLike, shape: ShapeLike = None, name: str | None = None
 ) -> Tensor:
-    """Return a tensor that is fed in each run.
+    """Return a tensor whose value is fed in each run.
 
     Args:
-        dtype: Its dtype.
-        shape: Its static shape, None for sizes that vary; without it even the rank may.
+        dtype: The dtype.
+        shape: The static shape, with None for sizes that vary. By default the rank may vary too.
 
     Returns:
-        A tensor; a run that needs it and is not fed it raises InvalidArgumentError.
+        A tensor. A run that needs the tensor but does not feed it raises InvalidArgumentError.
 
     Raises:
         TypeError: `dtype` is not a dtype.
@@ -63,7 +63,7 @@ def placeholder(
 
 @op("PlaceholderWithDefault", elementwise=True)
 def _with_default(xp, x: TensorLike, /) -> Any:
-    """The default, in a run that does not feed the tensor."""
+    """Return the default value, for a run that does not feed the tensor."""
     return x
 
 
@@ -73,17 +73,17 @@ gradient("PlaceholderWithDefault")(lambda dy: dy)
 def placeholder_with_default(
     input: TensorLike, shape: ShapeLike, name: str | None = None
 ) -> Tensor:
-    """Return a tensor that may be fed in a run; otherwise it is `input`.
+    """Return a tensor whose value is `input` unless a run feeds another value.
 
     Args:
         input: A tensor or array, or a number.
-        shape: Its static shape, which may be looser than the input's.
+        shape: The static shape, which may be looser than the input's.
 
     Returns:
         A tensor of the input's dtype.
 
     Raises:
-        ShapeError: the input does not have this shape.
+        ShapeError: the input does not fit this shape.
 
     Op type: `PlaceholderWithDefault`. Source: `tf.placeholder_with_default`.
 
@@ -105,7 +105,7 @@ def get_static_value(tensor: TensorLike, partial: bool = False) -> np.ndarray | 
 
     Args:
         tensor: A tensor, or a value.
-        partial: Without effect: a value that is known in part is None.
+        partial: Without effect: a partially known value is returned as None.
 
     Returns:
         A NumPy array, or None.
@@ -129,7 +129,7 @@ def get_static_value(tensor: TensorLike, partial: bool = False) -> np.ndarray | 
 
 
 class Namespace(ModuleType):
-    """Functions under another name than that of their module."""
+    """Functions of other modules, collected under one name."""
 
     def __init__(self, name: str, *modules: ModuleType, **more: Any) -> None:
         super().__init__(f"regrad.v1.{name}", f"The functions of `tf.{name}`.")
@@ -162,7 +162,7 @@ random: Namespace = Namespace(
 
 spectral: Namespace = Namespace("spectral", _spectral)
 signal: Namespace = Namespace("signal", _spectral)
-for _shift in ("fftshift", "ifftshift"):  # of tf.signal alone
+for _shift in ("fftshift", "ifftshift"):  # only tf.signal has these
     delattr(spectral, _shift)
 fft, fft2d, fft3d = _spectral.fft, _spectral.fft2d, _spectral.fft3d
 ifft, ifft2d, ifft3d = _spectral.ifft, _spectral.ifft2d, _spectral.ifft3d
@@ -177,7 +177,7 @@ logging: SimpleNamespace = SimpleNamespace(
 
 
 def disable_v2_behavior() -> None:
-    """Return at once: this is TensorFlow 1's graph mode already.
+    """Do nothing: `regrad.v1` is always in graph mode.
 
     Source: `tf.disable_v2_behavior`.
 
@@ -186,7 +186,7 @@ def disable_v2_behavior() -> None:
 
 
 def disable_eager_execution() -> None:
-    """Return at once: this is TensorFlow 1's graph mode already.
+    """Do nothing: `regrad.v1` is always in graph mode.
 
     Source: `tf.disable_eager_execution`.
 
@@ -195,7 +195,7 @@ def disable_eager_execution() -> None:
 
 
 def executing_eagerly() -> bool:
-    """Return False: regrad's eager mode is `import regrad`.
+    """Return False: `regrad.v1` is always in graph mode. `import regrad` is eager.
 
     Returns:
         False.

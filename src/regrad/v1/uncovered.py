@@ -1,4 +1,4 @@
-"""The names that TensorFlow 1 has and `regrad.v1` has not, with the nearest thing to call."""
+"""Names of TensorFlow 1 that `regrad.v1` does not cover, each with the closest replacement."""
 
 from __future__ import annotations
 
@@ -8,57 +8,57 @@ from typing import NoReturn
 from regrad.core.hints import unknown
 from regrad.errors import near
 
-# what to do instead -> names (or, ending in _ or ., beginnings of names) under `tf.`
+# Replacement -> names under `tf.`. A name that ends in `_` or `.` is a prefix.
 _REPLACED = {
     "parse arguments with argparse": "app flags",
     "Python's open and os.path": "gfile",
-    "print or plot what session.run returns": "summary",
+    "print or plot the results of session.run": "summary",
     "a Python loop that feeds batches by feed_dict": "data",
     "the function of the same purpose in tf.nn, tf.layers or tf.train": "contrib",
     "tf.layers and tf.train": "keras",
     "a loop over session.run(train_op, feed_dict)": "estimator",
     "tf.one_hot and tf.gather": "feature_column",
-    "compute the measure with NumPy from what session.run returns": "metrics",
-    "Python sets of what session.run returns": "sets",
+    "compute the measure with NumPy from the results of session.run": "metrics",
+    "Python sets of the results of session.run": "sets",
     "dense tensors, with tf.scatter_nd and tf.gather_nd": "sparse SparseTensor sparse_",
     "dense tensors": "SparseTensorValue",
     "Python strings, before feeding": "strings string_",
     "Python (PIL, csv, ...), before feeding": "decode_",
     "Python, before feeding": "parse_",
     "Python's open, before feeding": "read_file",
-    "Python's open, on what session.run returns": "write_file",
+    "Python's open, on the results of session.run": "write_file",
     "Python's open": "io",
     "a Python loop that feeds batches": "FIFOQueue RandomShuffleQueue QueueBase train.batch",
-    "tf.stack and tf.unstack, or a loop variable that tf.concat makes longer": "TensorArray",
+    "tf.stack and tf.unstack, or a loop variable that tf.concat extends": "TensorArray",
     "ops on the whole batch, or tf.while_loop": "map_fn",
     "tf.while_loop": "scan foldl foldr nn.raw_rnn",
     "a function with tf.variable_scope(..., reuse=tf.AUTO_REUSE)": "make_template",
-    "a Python function, which adds to the graph each time it is called": "function",
+    "a Python function, which adds ops to the graph at each call": "function",
     "a Python function with tf.custom_gradient": "Defun",
     "tf.get_variable(..., collections=[tf.GraphKeys.LOCAL_VARIABLES])": "get_local_variable",
-    "build the graph by the code that made it, and restore with tf.train.Saver": "import_graph_def",
+    "the code that made the graph, then restore with tf.train.Saver": "import_graph_def",
     "graph.get_operations(), or graph.to_dot()": "GraphDef",
     "the code that made the graph, and tf.train.Saver": "MetaGraphDef",
     "str(op)": "NodeDef",
     "tf.train.Saver": "saved_model graph_util",
     "tf.ConfigProto, whose settings have no effect": "GraphOptions OptimizerOptions",
-    "regrad itself: import regrad as rg computes at once": "enable_eager_execution",
+    "regrad itself (import regrad as rg), which is eager": "enable_eager_execution",
     "regrad.grad, value_and_grad and variable_grads": "GradientTape",
     "one process": "distribute train.ClusterSpec train.Server",
-    "NumPy's, through tf.py_func": "unique_with_counts",
-    "SciPy's, through tf.py_func": "spectral.dct spectral.idct signal.dct signal.idct",
+    "NumPy's function, through tf.py_func": "unique_with_counts",
+    "SciPy's function, through tf.py_func": "spectral.dct spectral.idct signal.dct signal.idct",
     "tf.gather of frames, and tf.spectral.rfft of them": "signal.stft signal.inverse_stft",
-    "nothing near it": "lite sysconfig",
+    "nothing similar": "lite sysconfig",
     "pytest and numpy.testing": "test",
     "importlib.resources": "resource_loader",
-    "@regrad.op, which makes an op out of a kernel in Python": "load_op_library user_ops",
+    "@regrad.op, which makes an op from a Python kernel": "load_op_library user_ops",
     "tf.reduce_sum(tf.one_hot(x, n), 0)": "bincount",
-    "NumPy's, on what session.run returns": "histogram_fixed_width",
+    "NumPy's function, on the results of session.run": "histogram_fixed_width",
     "tf.round with an override of the op type Round": "quantize fake_quant_",
     "tf.boolean_mask": "dynamic_partition",
     "tf.scatter_nd": "dynamic_stitch",
-    "Python, on what session.run returns": "edit_distance",
-    "tf.assign(v, ...) of a new value made with tf.scatter_nd": "scatter_",
+    "Python, on the results of session.run": "edit_distance",
+    "tf.assign(v, ...) with a new value from tf.scatter_nd": "scatter_",
     "tf.variable_scope(..., custom_getter=...)": "variable_creator_scope",
     "one tf.Variable": "PartitionedVariable",
     "tf.Assert of tf.is_finite": "add_check_numerics_ops check_numerics",
@@ -66,7 +66,7 @@ _REPLACED = {
     "a Python loop over tf.unstack": "nn.static_rnn",
     "tf.while_loop, twice": "nn.bidirectional_dynamic_rnn",
     "the cell's formula in a function, with tf.get_variable": "nn.rnn_cell",
-    "PyTorch's or your own, through tf.py_func with a gradient": "nn.ctc_",
+    "PyTorch's function or your own, through tf.py_func with a gradient": "nn.ctc_",
     "tf.nn.sampled candidates drawn with NumPy and fed": "nn.nce_loss",
     "tf.nn.softmax_cross_entropy_with_logits_v2": "nn.sampled_softmax_loss",
     "tf.nn.max_pool": "nn.max_pool_with_argmax",
@@ -96,7 +96,7 @@ INSTEAD = {name: use for use, names in _REPLACED.items() for name in names.split
 
 
 def refuse_in(module: ModuleType, label: str) -> None:
-    """Make a module raise AttributeError with the nearest thing to call, for names it lacks."""
+    """Make a module raise AttributeError, with the closest replacement, for names it lacks."""
 
     def missing(name: str) -> NoReturn:
         if name.startswith("__"):
@@ -104,7 +104,7 @@ def refuse_in(module: ModuleType, label: str) -> None:
         known = [n for n in vars(module) if not n.startswith("_")]
         use = _instead(f"{label}.{name}".removeprefix("tf."))
         hint = f" Use instead: {use}." if use else near(name, known)
-        hint = hint or " docs/tf1.md lists what is covered."
+        hint = hint or " docs/tf1.md lists the covered names."
         raise unknown(f"{label}.{name} is not covered by regrad.v1.{hint}", label)
 
     module.__getattr__ = missing  # type: ignore[method-assign]

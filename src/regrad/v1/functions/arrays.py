@@ -54,7 +54,7 @@ identity = define("tf.identity(input)", "Identity", rg.identity, ANY, "[1.0, 2.0
 
 @row("tf", "Identity", rg.identity, scope="GuaranteeConst")
 def guarantee_const(input):
-    """Return x itself, as an op that a rule can be attached to.
+    """Return x unchanged, as an op whose gradient can be overridden.
 
     >>> import regrad as rg
     >>> import regrad.v1 as tf
@@ -76,7 +76,7 @@ def stop_gradient(input):
 
 @rg.op("IdentityN")
 def _identities(xp: Any, xs: Sequence[rg.Tensor], /) -> tuple[rg.Tensor, ...]:
-    """The tensors themselves."""
+    """Return the tensors unchanged."""
     return tuple(xs)
 
 
@@ -98,7 +98,7 @@ def identity_n(input: Sequence[TensorLike], name: str | None = None) -> list[Any
         A list of tensors of the same shapes and dtypes.
 
     Raises:
-        DTypeError: one of them cannot become a tensor.
+        DTypeError: an entry cannot become a tensor.
 
     Op type: `IdentityN`. Source: `tf.identity_n`.
 
@@ -117,10 +117,10 @@ def _all_identities(*xs: TensorLike) -> Any:
 def convert_to_tensor_or_indexed_slices(
     value: TensorLike, dtype: dtypes.DTypeLike | None = None, name: str | None = None
 ) -> Any:
-    """Return a value as a tensor; IndexedSlices come back as they are.
+    """Return a value as a tensor. IndexedSlices are returned unchanged.
 
     Args:
-        value: What `tf.convert_to_tensor` takes, or IndexedSlices.
+        value: Any argument of `tf.convert_to_tensor`, or IndexedSlices.
 
     Returns:
         A tensor or IndexedSlices.
@@ -141,7 +141,7 @@ def convert_to_tensor_or_indexed_slices(
 def shape(
     input: TensorLike, name: str | None = None, out_type: dtypes.DTypeLike = dtypes.int32
 ) -> Any:
-    """Return the shape as a vector of integers; a shape known in the graph is a constant.
+    """Return the shape as a vector of integers. A static shape becomes a constant.
 
     Args:
         input: A tensor or array, or a number.
@@ -179,7 +179,7 @@ def rank(input: TensorLike, name: str | None = None) -> Any:
         input: A tensor or array, or a number.
 
     Returns:
-        An int32 tensor of rank 0; a constant if the rank is known in the graph.
+        An int32 tensor of rank 0, which is a constant if the rank is known in the graph.
 
     Source: `tf.rank`.
 
@@ -204,7 +204,7 @@ def size(
         out_type: The dtype of the result.
 
     Returns:
-        A tensor of rank 0; a constant if the shape is known in the graph.
+        A tensor of rank 0, which is a constant if the shape is known in the graph.
 
     Source: `tf.size`.
 
@@ -229,7 +229,7 @@ def dimension_tensor(size: int | Dim, name: str = "dimension") -> Any:
 
 
 def broadcast_static_shape(shape_x: ShapeLike, shape_y: ShapeLike) -> TensorShape:
-    """Return the static shape to which two broadcast.
+    """Return the static shape to which two shapes broadcast.
 
     Args:
         shape_x, shape_y: TensorShapes, or lists of sizes.
@@ -238,7 +238,7 @@ def broadcast_static_shape(shape_x: ShapeLike, shape_y: ShapeLike) -> TensorShap
         A TensorShape.
 
     Raises:
-        ShapeError: they do not broadcast.
+        ShapeError: the shapes do not broadcast.
 
     Source: `tf.broadcast_static_shape`.
 
@@ -269,14 +269,14 @@ def expand_dims(
 
     Args:
         input: A tensor or array, or a number.
-        axis: The place of the new axis; negative ones count from the end.
+        axis: The index of the new axis. A negative index counts from the end.
         dim: The old name of `axis`.
 
     Returns:
-        A tensor of the same elements, with one axis more.
+        A tensor of the same elements, with one more axis.
 
     Raises:
-        GraphError: there is no axis.
+        GraphError: the axis is missing.
         AxisError: the axis is out of range.
 
     Op type: `ExpandDims`. Source: `tf.expand_dims`.
@@ -293,7 +293,7 @@ def expand_dims(
 
 @row("tf", "Squeeze", rg.squeeze, axis=lambda axis: None if (axes := axes_of(axis)) == () else axes)
 def squeeze(input, axis=None, name=None, squeeze_dims=None):
-    """Return the input without its axes of size 1, or without the axes of `axis`.
+    """Return the input without its axes of size 1, or without the axes in `axis`.
 
     >>> import regrad as rg
     >>> import regrad.v1 as tf
@@ -336,13 +336,13 @@ def tile(input: TensorLike, multiples: TensorLike, name: str | None = None) -> A
 
     Args:
         input: A tensor or array.
-        multiples: How many times, one number for each axis.
+        multiples: The number of repetitions, one number for each axis.
 
     Returns:
         A tensor of the input's rank and dtype.
 
     Raises:
-        ShapeError: there is not one multiple per axis.
+        ShapeError: `multiples` does not have one number per axis.
 
     Op type: `Tile`. Source: `tf.tile`.
 
@@ -358,7 +358,7 @@ def tile(input: TensorLike, multiples: TensorLike, name: str | None = None) -> A
 
 @row("tf", "ReverseV2", rg.flip)
 def reverse(tensor, axis):
-    """Return the tensor with its elements reversed along the axes of a list.
+    """Return the tensor with its elements reversed along a list of axes.
 
     >>> import regrad as rg
     >>> import regrad.v1 as tf
@@ -374,10 +374,10 @@ reverse_v2 = reverse
 def roll(input, shift, axis):
     """Return the input with its elements shifted along axes.
 
-    What leaves at an end enters at the other.
+    Elements that leave at one end enter at the other end.
 
     Args:
-        shift: The number of places, or a list with one for each axis.
+        shift: The number of places, or a list with a number for each axis.
 
     >>> import regrad as rg
     >>> import regrad.v1 as tf
@@ -395,14 +395,14 @@ def pad(
     Args:
         tensor: A tensor or array.
         paddings: Pairs (before, after), one for each axis.
-        mode: "CONSTANT", "REFLECT" (mirrored without the edge) or "SYMMETRIC" (with it).
+        mode: "CONSTANT", "REFLECT" (mirrors without the edge) or "SYMMETRIC" (mirrors with it).
         constant_values: The number that "CONSTANT" adds.
 
     Returns:
         A tensor of the same rank and dtype.
 
     Raises:
-        GraphError: the mode is none of these.
+        GraphError: the mode is unknown.
         ShapeError: the paddings do not fit the shape.
 
     Op types: `PadV2`, `MirrorPad`. Source: `tf.pad`.
@@ -435,14 +435,14 @@ def concat(values: TensorLike, axis: TensorLike, name: str = "concat") -> Any:
     """Return tensors of one dtype joined along an existing axis.
 
     Args:
-        values: Tensors or arrays, which differ at most in the size of that axis.
-        axis: The axis, a number that is known in the graph.
+        values: Tensors or arrays. Their shapes may differ only in the size of that axis.
+        axis: The axis. It must be known when the graph is built.
 
     Returns:
         A tensor of their rank and dtype.
 
     Raises:
-        ShapeError: the shapes do not fit, or the arguments are in the other order.
+        ShapeError: the shapes do not fit, or the arguments are in the wrong order.
 
     Op type: `ConcatV2`. Source: `tf.concat`.
 
@@ -464,7 +464,7 @@ def _concat(*xs: TensorLike, axis: int) -> Any:
 
 
 def _has_unknown_rank(*xs: TensorLike) -> bool:
-    """Return whether a rank is unknown, so that regrad's function cannot ask for it."""
+    """Return whether a rank is unknown, so that regrad's function cannot read it."""
     return any(is_tensor(x) and rank_of(x) is None for x in xs)
 
 
@@ -473,10 +473,10 @@ def stack(values: TensorLike, axis: int = 0, name: str = "stack") -> Any:
 
     Args:
         values: Tensors or arrays.
-        axis: The place of the new axis.
+        axis: The index of the new axis.
 
     Returns:
-        A tensor with one axis more.
+        A tensor with one more axis.
 
     Raises:
         ShapeError: the shapes differ.
@@ -498,10 +498,10 @@ def _stack(*xs: TensorLike, axis: int) -> Any:
 
 @row("tf", "Unpack")
 def unstack(value, num=None, axis=0, name="unstack"):
-    """Return the slices along an axis, without it, as a list.
+    """Return the slices along an axis as a list. The slices do not have this axis.
 
     Args:
-        num: The size of the axis; needed only if that is unknown.
+        num: The size of the axis, needed only if the size is unknown.
 
     Raises:
         ShapeError: the size is not `num`.
@@ -530,7 +530,7 @@ def _split(x: Tensor, num_or_size_splits: Any, axis: int) -> list[Tensor]:
     """Return the parts of a tensor along an axis, as a list.
 
     Args:
-        num_or_size_splits: A number of equal parts, or a list of sizes, of which one may be -1.
+        num_or_size_splits: The number of equal parts, or a list of sizes. One size may be -1.
 
     Raises:
         ShapeError: the size of the axis is not the sum of the parts.
@@ -546,7 +546,7 @@ def split(value, num_or_size_splits, axis=0, num=None, name="split"):
     """Return the parts of a tensor along an axis, as a list.
 
     Args:
-        num_or_size_splits: A number of equal parts, or a list of sizes, of which one may be -1.
+        num_or_size_splits: The number of equal parts, or a list of sizes. One size may be -1.
 
     Raises:
         ShapeError: the size of the axis is not the sum of the parts.
@@ -559,14 +559,14 @@ def split(value, num_or_size_splits, axis=0, num=None, name="split"):
 
 
 def meshgrid(*args: TensorLike, indexing: str = "xy", name: str = "meshgrid") -> list[Any]:
-    """Return the coordinate tensors of the grid that vectors span.
+    """Return the coordinate tensors of the grid that the vectors span.
 
     Args:
         *args: Tensors or arrays of rank 1.
-        indexing: "xy" (the first two axes exchanged) or "ij".
+        indexing: "xy" (with the first two axes swapped) or "ij".
 
     Returns:
-        A list of tensors, one for each vector, all of the grid's shape.
+        A list of tensors of the grid's shape, one for each vector.
 
     Raises:
         DTypeError: the dtypes differ.
@@ -585,14 +585,15 @@ def meshgrid(*args: TensorLike, indexing: str = "xy", name: str = "meshgrid") ->
 
 @row("tf", "SpaceToBatchND", rg.nn.space_to_batch)
 def space_to_batch_nd(input, block_shape, paddings):
-    """Return the tensor with blocks of its axes after the first moved to the batch axis.
+    """Move blocks of the axes after the first to the batch axis, and return the tensor.
 
     Args:
-        block_shape: The sizes of a block, one for each axis that is cut.
-        paddings: Pairs (before, after) of zeros that are added to these axes first.
+        block_shape: The sizes of a block, one for each axis to cut.
+        paddings: Pairs (before, after) of zeros to add to these axes first.
 
     Returns:
-        A tensor whose first size is the input's times that of a block.
+        A tensor whose batch size is the input's batch size times the number of elements of a
+        block.
 
     >>> import regrad as rg
     >>> import regrad.v1 as tf
@@ -604,14 +605,15 @@ def space_to_batch_nd(input, block_shape, paddings):
 
 @row("tf", "BatchToSpaceND", rg.nn.batch_to_space)
 def batch_to_space_nd(input, block_shape, crops):
-    """Return the tensor with parts of the batch axis moved to blocks of the axes after it.
+    """Move parts of the batch axis to blocks of the axes after it, and return the tensor.
 
     Args:
         block_shape: The sizes of a block, one for each axis that grows.
-        crops: Pairs (before, after) of elements that are cut off these axes last.
+        crops: Pairs (before, after) of elements to cut off these axes last.
 
     Returns:
-        A tensor whose first size is the input's divided by that of a block.
+        A tensor whose batch size is the input's batch size divided by the number of elements of a
+        block.
 
     >>> import regrad as rg
     >>> import regrad.v1 as tf
@@ -623,7 +625,7 @@ def batch_to_space_nd(input, block_shape, crops):
 def space_to_batch(
     input: TensorLike, paddings: TensorLike, block_size: int, name: str | None = None
 ) -> Any:
-    """Return images with square blocks moved to the batch axis, as `space_to_batch_nd`.
+    """Move square blocks of images to the batch axis, like `space_to_batch_nd`.
 
     Args:
         input: A tensor of the shape (batch, height, width, channels).
@@ -631,7 +633,7 @@ def space_to_batch(
         block_size: The height and width of a block.
 
     Returns:
-        A tensor whose batch is larger by the square of the block size.
+        A tensor whose batch size is multiplied by the square of the block size.
 
     Op type: `SpaceToBatchND`. Source: `tf.space_to_batch`.
 
@@ -645,7 +647,7 @@ def space_to_batch(
 def batch_to_space(
     input: TensorLike, crops: TensorLike, block_size: int, name: str | None = None
 ) -> Any:
-    """Return images with the batch axis moved back to square blocks, as `batch_to_space_nd`.
+    """Move the batch axis back to square blocks of images, like `batch_to_space_nd`.
 
     Args:
         input: A tensor of the shape (batch, height, width, channels).
@@ -653,7 +655,7 @@ def batch_to_space(
         block_size: The height and width of a block.
 
     Returns:
-        A tensor whose batch is smaller by the square of the block size.
+        A tensor whose batch size is divided by the square of the block size.
 
     Op type: `BatchToSpaceND`. Source: `tf.batch_to_space`.
 
@@ -664,11 +666,11 @@ def batch_to_space(
     return batch_to_space_nd(input, [block_size] * 2, crops, name or "BatchToSpace")
 
 
-# -- values that take ops to become tensors ------------------------------------------------------
+# -- conversions to tensors that need ops --------------------------------------------------------
 
 
 def _pack(values: Sequence[TensorLike], dtype: dtypes.DTypeLike | None, name: str | None) -> Any:
-    """Return a list that holds tensors as one tensor."""
+    """Stack a list that contains tensors into one tensor."""
     known = [v for v in values if is_tensor(v)]
     if dtype is None and known:
         dtype = convert_to_tensor(known[0]).dtype.base_dtype

@@ -1,4 +1,4 @@
-"""`tf.bitwise`: integers, bit by bit."""
+"""`tf.bitwise`: bitwise operations on integers."""
 
 import regrad as rg
 from regrad.v1.graph.kinds import INTEGERS
@@ -7,7 +7,7 @@ from regrad.v1.graph.rows import define, row
 
 @row("tf.bitwise", "BitwiseAnd", rg.bitwise_and, INTEGERS)
 def bitwise_and(x, y):
-    """Return `a & b`: the bits that are set in both, of integers or bools.
+    """Return `x & y`, the bits that are set in both, of integers or bools.
 
     >>> import regrad as rg
     >>> import regrad.v1 as tf
@@ -18,7 +18,7 @@ def bitwise_and(x, y):
 
 @row("tf.bitwise", "BitwiseOr", rg.bitwise_or, INTEGERS)
 def bitwise_or(x, y):
-    """Return `a | b`: the bits that are set in either, of integers or bools.
+    """Return `x | y`, the bits that are set in either, of integers or bools.
 
     >>> import regrad as rg
     >>> import regrad.v1 as tf
@@ -29,7 +29,7 @@ def bitwise_or(x, y):
 
 @row("tf.bitwise", "BitwiseXor", rg.bitwise_xor, INTEGERS)
 def bitwise_xor(x, y):
-    """Return `a ^ b`: the bits that are set in one of the two, of integers or bools.
+    """Return `x ^ y`, the bits that are set in exactly one of the two, of integers or bools.
 
     >>> import regrad as rg
     >>> import regrad.v1 as tf
@@ -43,7 +43,7 @@ invert = define("tf.bitwise.invert(x)", "Invert", rg.bitwise_invert, INTEGERS, "
 
 @row("tf.bitwise", "LeftShift", rg.bitwise_left_shift, INTEGERS)
 def left_shift(x, y):
-    """Return `a << b`: the bits of integers moved up by b places.
+    """Return `x << y`, the bits of integers moved up by y places.
 
     >>> import regrad as rg
     >>> import regrad.v1 as tf
@@ -54,7 +54,7 @@ def left_shift(x, y):
 
 @row("tf.bitwise", "RightShift", rg.bitwise_right_shift, INTEGERS)
 def right_shift(x, y):
-    """Return `a >> b`: the bits of integers moved down by b places; the sign stays.
+    """Return `x >> y`, the bits of integers moved down by y places. The sign is kept.
 
     >>> import regrad as rg
     >>> import regrad.v1 as tf

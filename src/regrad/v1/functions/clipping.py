@@ -1,4 +1,4 @@
-"""Clipping by norms: `tf.clip_by_norm`, `tf.clip_by_global_norm`, … Compositions."""
+"""Clipping by norms, as compositions: `tf.clip_by_norm`, `tf.clip_by_global_norm`, …"""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def clip_by_norm(
     Args:
         t: A tensor or array of floats.
         clip_norm: The largest norm, a positive number.
-        axes: The axes of a norm, a number or a list of them; by default all.
+        axes: The axes of a norm: a number, or a list of numbers. By default all axes.
 
     Returns:
         A tensor of t's shape and dtype.
@@ -47,7 +47,7 @@ def _length(x: Tensor, axis: int | tuple[int, ...] | None) -> Any:
 
 
 def clip_by_average_norm(t: TensorLike, clip_norm: TensorLike, name: str | None = None) -> Any:
-    """Return t, scaled down where its norm divided by its number of elements exceeds `clip_norm`.
+    """Return t, scaled down if its norm, divided by its number of elements, exceeds `clip_norm`.
 
     Args:
         t: A tensor or array of floats.
@@ -75,7 +75,7 @@ def global_norm(t_list: Sequence[TensorLike], name: str | None = None) -> Any:
     """Return the norm of all tensors together.
 
     Args:
-        t_list: Tensors or arrays of floats; Nones among them are left out.
+        t_list: Tensors or arrays of floats. Entries that are None are ignored.
 
     Returns:
         A tensor of rank 0.
@@ -100,15 +100,15 @@ def clip_by_global_norm(
 ) -> tuple[list[Any], Any]:  # fmt: skip
     """Return tensors, scaled down together if their `global_norm` exceeds `clip_norm`.
 
-    If the norm is infinite or NaN, all become NaN, so that the mistake is seen.
+    If the norm is infinite or NaN, all tensors become NaN, so that the fault is visible.
 
     Args:
-        t_list: Tensors or arrays of floats; Nones among them stay.
+        t_list: Tensors or arrays of floats. Entries that are None stay None.
         clip_norm: The largest norm, a positive number.
-        use_norm: The norm, if it is known.
+        use_norm: The norm of the tensors, if it is already computed.
 
     Returns:
-        The list, and the norm before.
+        The list of scaled tensors, and the norm before scaling.
 
     Raises:
         ArgumentError: t_list is not a list or tuple.

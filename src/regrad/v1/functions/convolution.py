@@ -1,4 +1,4 @@
-"""Convolutions and pools under TensorFlow 1's arguments: strides for all axes, layouts."""
+"""Convolutions and pools with TensorFlow 1's arguments: layouts, and strides for all axes."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ __all__ = [
     "max_pool3d", "separable_conv2d",
 ]  # fmt: skip
 
-# "SAME", "VALID", or for every axis a pair of what is added before and after.
+# "SAME", "VALID", or for each axis a pair of numbers of zeros to add before and after.
 Padding = str | bytes | Sequence[Sequence[int]]
 
-# By the number of spatial axes: channels last, channels first
+# The layouts with channels last and channels first, by the number of spatial axes.
 LAYOUTS = {1: ("NWC", "NCW"), 2: ("NHWC", "NCHW"), 3: ("NDHWC", "NCDHW")}
 
 
-# -- what users write ----------------------------------------------------------------------------
+# -- arguments -----------------------------------------------------------------------------------
 
 
 def channels_last(data_format: str | None, n: int) -> bool:
-    """Return whether a layout has its channels last; ValueError for an unknown one."""
+    """Return whether a layout has its channels last. Raises ValueError for an unknown layout."""
     last, first = LAYOUTS[n]
-    if n == 1:  # the older names are those of images
+    if n == 1:  # the older names, which are for images
         data_format = {"NHWC": "NWC", "NCHW": "NCW"}.get(str(data_format), data_format)
     if data_format not in (None, last, first):
         raise GraphError(f"data_format must be {last!r} or {first!r}, got {data_format!r}")
@@ -42,17 +42,17 @@ def channels_last(data_format: str | None, n: int) -> bool:
 
 
 def to_last(n: int) -> tuple[int, ...]:
-    """The axes of data with the channels first, in the order with the channels last."""
+    """Return the permutation of axes from channels first to channels last."""
     return (0, *range(2, n + 2), 1)
 
 
 def to_first(n: int) -> tuple[int, ...]:
-    """The axes of data with the channels last, in the order with the channels first."""
+    """Return the permutation of axes from channels last to channels first."""
     return (0, n + 1, *range(1, n + 1))
 
 
 def spatial(values: TensorLike, n: int, last: bool, what: str) -> tuple[int, ...]:
-    """The entries of the spatial axes among those for all axes; ValueError unless the rest is 1."""
+    """Return the entries for the spatial axes. Raises ValueError if another entry is not 1."""
     found = static_value(values, what)
     found = found if isinstance(found, tuple) else (found,)
     if len(found) == 1:
@@ -70,8 +70,8 @@ def spatial(values: TensorLike, n: int, last: bool, what: str) -> tuple[int, ...
 
 
 def padding_of(padding: Padding, n: int, last: bool) -> Any:
-    """`"SAME"`, `"VALID"`, or pairs for the spatial axes from pairs for all axes."""
-    if isinstance(padding, bytes):  # as op.get_attr returns it
+    """Return regrad's padding: `"same"`, `"valid"`, or pairs for the spatial axes."""
+    if isinstance(padding, bytes):  # op.get_attr returns bytes
         padding = padding.decode()
     if isinstance(padding, str) and padding.upper() in ("SAME", "VALID"):
         return padding.lower()
@@ -84,7 +84,7 @@ def padding_of(padding: Padding, n: int, last: bool) -> Any:
 
 
 def _channels_first(function: Callable[..., Any], n: int) -> Callable[..., Any]:
-    """A function of data with the channels last as one of data with the channels first."""
+    """Make a function of data with the channels first from a function with the channels last."""
 
     def transpose_around(x: Tensor, *others: Tensor, **attrs: Any) -> Any:
         y = function(rg.permute_dims(x, to_last(n)), *others, **attrs)
@@ -96,7 +96,7 @@ def _channels_first(function: Callable[..., Any], n: int) -> Callable[..., Any]:
 # -- convolutions --------------------------------------------------------------------------------
 
 
-# What windows are given, under TensorFlow's names and under regrad's.
+# Arguments of windows: TensorFlow's names and regrad's names.
 WINDOWS = {"ksize": "filter_size", "strides": "strides", "dilations": "dilations"}
 
 
@@ -104,7 +104,7 @@ def _slide(
     n: int, op_type: str, name: str, function: Callable[..., Any], *tensors: TensorLike,
     padding: Padding, data_format: str | None = None, **attrs: Any,
 ) -> Any:  # fmt: skip
-    """Make the `call` of rows: `one_op` with TensorFlow's arguments for n spatial axes."""
+    """Call `one_op` with TensorFlow's arguments for n spatial axes. This is a `call` of rows."""
     last = channels_last(data_format, n)
     for given, taken in WINDOWS.items():
         if given in attrs:
@@ -118,7 +118,7 @@ def _slide(
 def _slide_back(
     n: int, *row: Any, output_shape: tuple[Any, ...], data_format: str | None, **options: Any
 ) -> Any:
-    """`_slide` for the adjoints, which are told the shape of the result."""
+    """Call `_slide` for the adjoints, which receive the shape of the result."""
     shape = output_shape
     if not channels_last(data_format, n):
         shape = tuple([shape[axis] for axis in to_last(n)])
@@ -150,7 +150,7 @@ def conv1d(
     value=None, filters=None, stride=None, padding=None, use_cudnn_on_gpu=None, data_format=None,
     name=None, input=None, dilations=None,
 ):  # fmt: skip
-    """Return sequences, (batch, width, in), convolved with a filter (width, in, out).
+    """Return sequences (batch, width, in) convolved with a filter (width, in, out).
 
     >>> import regrad as rg
     >>> import regrad.v1 as tf
@@ -171,9 +171,9 @@ def conv2d(
     Args:
         input: Images in the order of `data_format`, `"NHWC"` or `"NCHW"`.
         filter: The filter, also called `filters`.
-        strides: Four numbers in the order of `data_format`, 1 for batch and channels.
+        strides: Four numbers in the order of `data_format`, with 1 for batch and channels.
         padding: `"SAME"`, `"VALID"`, or four pairs in the order of `data_format`.
-        dilations: As `strides`.
+        dilations: The distances between filter elements, in the form of `strides`.
 
     >>> import regrad as rg
     >>> import regrad.v1 as tf
@@ -205,7 +205,7 @@ def conv3d(
     rate=plain_value,
 )  # fmt: skip
 def atrous_conv2d(value, filters, rate, padding):
-    """Return `conv2d` with dilated filters, in one op; TensorFlow rearranges the image for it.
+    """Return `conv2d` with dilated filters, in one op. TensorFlow rearranges the image instead.
 
     >>> import regrad as rg
     >>> import regrad.v1 as tf
@@ -223,10 +223,10 @@ def atrous_conv2d(value, filters, rate, padding):
 def depthwise_conv2d(
     input, filter, strides, padding, rate=None, name=None, data_format=None, dilations=None
 ):
-    """Return images whose channels are convolved with filters of their own.
+    """Return images with each channel convolved with its own filters.
 
     Args:
-        filter: Of the shape (height, width, in, multiplier).
+        filter: A filter of the shape (height, width, in, multiplier).
 
     >>> import regrad as rg
     >>> import regrad.v1 as tf
@@ -241,7 +241,7 @@ def depthwise_conv2d(
 def depthwise_conv2d_native(
     input, filter, strides, padding, data_format="NHWC", dilations=(1, 1, 1, 1)
 ):
-    """Return `depthwise_conv2d`, under its op's name.
+    """Return `depthwise_conv2d`. This function has the name of the op.
 
     >>> import regrad as rg
     >>> import regrad.v1 as tf
@@ -260,7 +260,7 @@ def separable_conv2d(
     input, depthwise_filter, pointwise_filter, strides, padding, rate=None, name=None,
     data_format=None, dilations=None,
 ):  # fmt: skip
-    """Return `depthwise_conv2d`, then a `conv2d` with the 1×1 filter `pointwise_filter`.
+    """Return `depthwise_conv2d` followed by a `conv2d` with the 1×1 filter `pointwise_filter`.
 
     >>> import regrad as rg
     >>> import regrad.v1 as tf
@@ -313,11 +313,11 @@ def convolution(
     input: TensorLike, filter: TensorLike, padding: Padding, strides: TensorLike = None,
     dilation_rate: TensorLike = None, name: str | None = None, data_format: str | None = None,
 ) -> Any:  # fmt: skip
-    """Return `conv1d`, `conv2d` or `conv3d`, by the rank of the filter.
+    """Return `conv1d`, `conv2d` or `conv3d`, depending on the rank of the filter.
 
     Args:
-        input: Data of one, two or three spatial axes, in the order of `data_format`.
-        filter: Of the shape `(*window, in, out)`.
+        input: Data with one, two or three spatial axes, in the order of `data_format`.
+        filter: A filter of the shape `(*window, in, out)`.
         padding: "SAME", "VALID", or a pair (before, after) for each axis.
         strides: The steps, by default 1.
         dilation_rate: The distances between elements of the filter, by default 1.

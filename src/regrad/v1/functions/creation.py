@@ -1,4 +1,4 @@
-"""Tensors of given values: `tf.zeros`, `tf.range`, `tf.one_hot`, … under TensorFlow's names."""
+"""Functions that create tensors, such as `tf.zeros`, `tf.range` and `tf.one_hot`."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ __all__ = [
 
 # -- one value -------------------------------------------------------------------------------------
 
-LARGE = 1000  # elements from which a constant is not written out
+LARGE = 1000  # from this number of elements on, a broadcast replaces the constant
 
 
 def fill(dims: TensorLike, value: TensorLike, name: str | None = None) -> Any:
-    """Return a tensor with the value everywhere.
+    """Return a tensor filled with a value.
 
     Args:
         dims: The shape: numbers, or a tensor of integers.
@@ -66,7 +66,7 @@ def zeros(
     Returns:
         A tensor of this shape and dtype.
 
-    Op type: `Const`, of 1000 elements or more `BroadcastTo`. Source: `tf.zeros`.
+    Op type: `Const`, or `BroadcastTo` from 1000 elements on. Source: `tf.zeros`.
 
     >>> with tf.Graph().as_default(), tf.Session() as sess:
     ...     print(sess.run(tf.zeros([2], tf.int32)))
@@ -86,7 +86,7 @@ def ones(
     Returns:
         A tensor of this shape and dtype.
 
-    Op type: `Const`, of 1000 elements or more `BroadcastTo`. Source: `tf.ones`.
+    Op type: `Const`, or `BroadcastTo` from 1000 elements on. Source: `tf.ones`.
 
     >>> with tf.Graph().as_default(), tf.Session() as sess:
     ...     print(sess.run(tf.ones([2])))
@@ -107,7 +107,7 @@ def _full(value: int, shape: TensorLike, dtype: dtypes.DTypeLike, name: str) -> 
 
 
 def _asks_eager(sizes: TensorLike) -> bool:
-    """Return whether sizes come from tensors of eager mode."""
+    """Return whether sizes come from eager tensors."""
     return is_eager(*sizes) if isinstance(sizes, list | tuple) else is_eager(sizes)
 
 
@@ -117,7 +117,7 @@ def _dtype_or_none(dtype: dtypes.DTypeLike | None) -> np.dtype | None:
 
 @row("tf", "ZerosLike", rg.zeros_like, scope="zeros_like", dtype=_dtype_or_none, optimize=None)
 def zeros_like(tensor, dtype=None, name=None, optimize=True):
-    """Return zeros of the shape of a tensor, and of its dtype unless one is given.
+    """Return zeros with the shape of a tensor, by default also with its dtype.
 
     >>> import regrad as rg
     >>> import regrad.v1 as tf
@@ -128,7 +128,7 @@ def zeros_like(tensor, dtype=None, name=None, optimize=True):
 
 @row("tf", "OnesLike", rg.ones_like, scope="ones_like", dtype=_dtype_or_none, optimize=None)
 def ones_like(tensor, dtype=None, name=None, optimize=True):
-    """Return ones of the shape of a tensor, and of its dtype unless one is given.
+    """Return ones with the shape of a tensor, by default also with its dtype.
 
     >>> import regrad as rg
     >>> import regrad.v1 as tf
@@ -157,12 +157,12 @@ def range(
     start: TensorLike, limit: TensorLike = None, delta: TensorLike = 1,
     dtype: dtypes.DTypeLike | None = None, name: str = "range",
 ) -> Any:  # fmt: skip
-    """Return the numbers from `start` up to `limit`, which is left out.
+    """Return the numbers from `start` up to, but not including, `limit`.
 
     The dtype is the widest of int32, int64, float32 and float64 among the arguments.
 
     Args:
-        start: The first number; with one argument, that is the limit, and the first number is 0.
+        start: The first number. A single argument is the limit, and the first number is 0.
         limit: The end.
         delta: The step, which may be negative.
 
@@ -205,7 +205,7 @@ def _range(start: Tensor, limit: Tensor, delta: Tensor) -> Any:
     elif not any(isinstance(n, Dim) for n in known):
         content = np.arange(*known)
         count = len(content)
-    else:  # the size of an axis is no less than 0
+    else:  # `range(size)` has `size` elements, since a size is not negative
         count = known[1] if known[::2] == [0, 1] and known[1].key[0] == "size" else None
     y = defer(RANGE, (start, limit, delta), {}, specs=(Spec((count,), start.dtype),))
     if content is not None and content.dtype.kind == "i" and content.size <= 64:
@@ -214,7 +214,7 @@ def _range(start: Tensor, limit: Tensor, delta: Tensor) -> Any:
 
 
 def _known_number(x: Tensor) -> Any:
-    """Return the number in a tensor of rank 0, a Dim, or None if nothing is known."""
+    """Return the value of a tensor of rank 0 as a number or a Dim, or None if it is unknown."""
     symbol = x._data
     content = symbol.content
     if content is None and symbol.node.op is CONST:
@@ -224,10 +224,10 @@ def _known_number(x: Tensor) -> Any:
 
 @row("tf", "LinSpace", kinds=FLOATS, num=as_sizes)
 def lin_space(start: Tensor, stop: Tensor, num: Any) -> Tensor:
-    """Return evenly spaced numbers from `start` to `stop`, both of them included.
+    """Return evenly spaced numbers from `start` to `stop`, including both.
 
     Args:
-        num: How many there are.
+        num: The number of numbers.
 
     >>> import regrad as rg
     >>> import regrad.v1 as tf
@@ -253,8 +253,8 @@ def eye(
 
     Args:
         num_rows: The number of rows, a number or a tensor of rank 0.
-        num_columns: The number of columns, by default that of rows.
-        batch_shape: The sizes of the axes before these two.
+        num_columns: The number of columns, by default `num_rows`.
+        batch_shape: The sizes of the leading axes.
 
     Returns:
         A tensor of the shape `(*batch_shape, num_rows, num_columns)`.
@@ -284,7 +284,7 @@ def sequence_mask(
     lengths: TensorLike, maxlen: TensorLike = None, dtype: dtypes.DTypeLike = dtypes.bool,
     name: str | None = None,
 ) -> Any:  # fmt: skip
-    """Return, for each length, a row of that many Trues, then Falses up to `maxlen`.
+    """Return, for each length n, a row with n Trues, then Falses up to `maxlen`.
 
     Args:
         lengths: A tensor or array of integers.
@@ -315,14 +315,14 @@ def one_hot(
     """Return `on_value` at the index, `off_value` elsewhere, along a new axis.
 
     Args:
-        indices: A tensor or array of integers; one that is out of range makes a row without a one.
+        indices: A tensor or array of integers. An index out of range makes a row of `off_value`.
         depth: The size of the new axis.
         on_value, off_value: Numbers, or tensors of rank 0, by default 1 and 0.
-        axis: The place of the new axis, by default the last.
-        dtype: The dtype of the result: float32, or that of the values if they are given.
+        axis: The index of the new axis, by default the last.
+        dtype: The dtype of the result. By default the dtype of the values, or float32.
 
     Returns:
-        A tensor with one axis more than the indices.
+        A tensor with one more axis than the indices.
 
     Op type: `OneHot`. Source: `tf.one_hot`.
 
@@ -344,7 +344,7 @@ def one_hot(
 
 
 def _dtype_of_values(*values: TensorLike) -> np.dtype:
-    """Return the dtype of the first value that is not None; float32 without one."""
+    """Return the dtype of the first value that is not None, or float32."""
     for value in values:
         if value is not None:
             return dtype_of(value) if is_tensor(value) else as_array(value).dtype
@@ -352,7 +352,7 @@ def _dtype_of_values(*values: TensorLike) -> np.dtype:
 
 
 def _count_axes(axes: AllAxes, dtype: dtypes.DTypeLike | None, name: str | None) -> Any:
-    """The numbers of all axes."""
+    """Return the indices of all axes."""
     return range(0, rank(axes.x), name=name or "range")
 
 

@@ -1,4 +1,4 @@
-"""`tf.image`: resizing, flipping, standardising images (batch, height, width, channels)."""
+"""`tf.image`: resize, flip and standardize images (batch, height, width, channels)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from regrad.v1.graph.rows import row
 
 
 class ResizeMethod:
-    """The methods of `resize_images`; the bicubic one and the one by area are not offered.
+    """The methods of `resize_images`. The methods BICUBIC and AREA are not supported.
 
     Source: `tf.image.ResizeMethod`.
 
@@ -41,7 +41,7 @@ LISTED = "(images, size, align_corners=False, name=None, half_pixel_centers=Fals
 
 @row("tf.image", "ResizeBilinear", size=as_sizes)
 def resize_bilinear(images, size, align_corners=False, name=None, half_pixel_centers=False):
-    """Return images of another size, each pixel interpolated between four, as floats.
+    """Return images resized by bilinear interpolation, as floats.
 
     >>> import regrad as rg
     >>> import regrad.v1 as tf
@@ -56,7 +56,7 @@ def resize_bilinear(images, size, align_corners=False, name=None, half_pixel_cen
 
 @row("tf.image", "ResizeNearestNeighbor", rg.nn.resize_nearest, size=as_sizes)
 def resize_nearest_neighbor(images, size, align_corners=False, name=None, half_pixel_centers=False):
-    """Return images of another size, each pixel that of the nearest old one.
+    """Return images resized by copying the nearest pixel.
 
     >>> import regrad as rg
     >>> import regrad.v1 as tf
@@ -78,20 +78,21 @@ def resize_images(
     images: TensorLike, size: TensorLike, method: int = ResizeMethod.BILINEAR,
     align_corners: bool = False, preserve_aspect_ratio: bool = False, name: str | None = None,
 ) -> Any:  # fmt: skip
-    """Return images, or one image, of another size.
+    """Resize images, or one image.
 
     Args:
-        images: A tensor or array of the shape (batch, height, width, channels), or without batch.
+        images: A tensor or array of the shape (batch, height, width, channels), or without the
+            batch.
         size: The new height and width.
         method: `ResizeMethod.BILINEAR` or `NEAREST_NEIGHBOR`.
-        align_corners: Let the centers of the corner pixels coincide.
+        align_corners: Align the centers of the corner pixels of both images.
         preserve_aspect_ratio: Must be false.
 
     Returns:
         A tensor of floats.
 
     Raises:
-        GraphError: the method is another.
+        GraphError: the method is not supported.
 
     Op types: `ResizeBilinear`, `ResizeNearestNeighbor`. Source: `tf.image.resize_images`.
 
@@ -111,7 +112,7 @@ def resize_images(
 def _flip(
     name: str, axis: int, direction: str, shown: str
 ) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """Make a flip along an axis, counted from the end, and the flip by chance."""
+    """Make a flip along an axis, counted from the end, and a random flip."""
 
     def flip(image: TensorLike) -> Any:
         """Return images (or one image) flipped {direction}.
@@ -132,7 +133,7 @@ def _flip(
         return one_op(None, name, rg.flip, image, axis=axis)
 
     def random_flip(image: TensorLike, seed: int | None = None) -> Any:
-        """Return each image flipped {direction} with probability 1/2, anew in each run.
+        """Flip each image {direction} with probability 1/2, at random in each run.
 
         Args:
             image: A tensor or array of the shape (batch, height, width, channels), or without
@@ -171,10 +172,11 @@ flip_up_down, random_flip_up_down = _flip(
 
 
 def per_image_standardization(image: TensorLike) -> Any:
-    """Return each image with mean 0 and variance 1; a flat image is divided by `1 / sqrt(size)`.
+    """Return each image with mean 0 and variance 1. The divisor is at least `1 / sqrt(size)`.
 
     Args:
-        image: A tensor or array of the shape (batch, height, width, channels), or without batch.
+        image: A tensor or array of the shape (batch, height, width, channels), or without the
+            batch.
 
     Returns:
         A tensor of floats, of the same shape.

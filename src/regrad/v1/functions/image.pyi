@@ -41,12 +41,12 @@ def flip_left_right(image: TensorLike) -> Any:
     """Return images (or one image) flipped left to right."""
 
 def random_flip_left_right(image: TensorLike, seed: int | None = None) -> Any:
-    """Return each image flipped left to right with probability 1/2, anew in each run."""
+    """Flip each image left to right with probability 1/2, at random in each run."""
 
 def flip_up_down(image: TensorLike) -> Any:
     """Return images (or one image) flipped upside down."""
 
 def random_flip_up_down(image: TensorLike, seed: int | None = None) -> Any:
-    """Return each image flipped upside down with probability 1/2, anew in each run."""
+    """Flip each image upside down with probability 1/2, at random in each run."""
 
 def per_image_standardization(image: TensorLike) -> Any: ...

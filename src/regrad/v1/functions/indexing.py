@@ -41,10 +41,10 @@ __all__ = [
 
 
 def getitem(x: TensorLike, index: Any, name: str = "strided_slice") -> Any:
-    """`x[index]`: ints, slices, None, `...`, scalar tensors of ints, one mask of bools.
+    """Return `x[index]` for ints, slices, None, `...`, scalar int tensors, or one bool mask.
 
-    Ints and slices make one op, `StridedSlice`; a scalar tensor makes a `GatherV2`, which is as
-    good for the gradient. What the ends of slices are may be known only in the run.
+    Ints and slices make one `StridedSlice` op. A scalar tensor makes a `GatherV2`, which has the
+    same gradient. The ends of slices may be known only in the run.
     """
     if _is_mask(index):
         return boolean_mask(x, index)
@@ -63,7 +63,7 @@ def _is_mask(index: Any) -> bool:
 
 
 def _entry(e: Any) -> Any:
-    """One entry of an index as regrad takes it."""
+    """Return an entry of an index in a form that regrad accepts."""
     if isinstance(e, builtins.slice):
         return builtins.slice(*[b if b is None else _bound(b) for b in (e.start, e.stop, e.step)])
     if isinstance(e, Dim):
@@ -79,7 +79,7 @@ def _entry(e: Any) -> Any:
 
 
 def _bound(b: Any) -> Any:
-    """An end of a slice: an int, or a Dim."""
+    """Return an end of a slice as an int or a Dim."""
     return as_sizes(reshape(b, []) if is_tensor(b) and rank_of(b) is None else b)
 
 
@@ -98,7 +98,7 @@ def slice(input_: Tensor, begin: Any, size: Any) -> Any:
 
     Args:
         begin: The first index, one number for each axis.
-        size: The sizes, one for each axis; -1 means to the end.
+        size: The sizes, one for each axis. The size -1 extends to the end of the axis.
 
     Raises:
         IndexRangeError: the block is not within the tensor.
@@ -111,7 +111,7 @@ def slice(input_: Tensor, begin: Any, size: Any) -> Any:
     shape = shape_of(input_)
     if is_known(shape) and is_known((*begin, *size)):
         return rg.slice(input_, begin, size)
-    if isinstance(shape, UnknownRank):  # the other two tell the rank
+    if isinstance(shape, UnknownRank):  # the rank is len(begin)
         shape = tuple([size_of(input_._data, i) for i in builtins.range(len(begin))])
     if not len(shape) == len(begin) == len(size):
         return rg.slice(input_, begin, size)
@@ -121,7 +121,7 @@ def slice(input_: Tensor, begin: Any, size: Any) -> Any:
     sizes = tuple([n - b if _is_open(s) else s for n, b, s in places])
     y = rg.find_op("Slice").function(input_, begin=begin, size=sizes)
     checked = all(_is_open(place[2]) or is_known(place) for place in places)
-    return y if checked else rg.reshape(y, sizes)  # an error in the run if it is too large
+    return y if checked else rg.reshape(y, sizes)  # raises in the run if it is too large
 
 
 def strided_slice(
@@ -131,15 +131,15 @@ def strided_slice(
 ) -> Any:  # fmt: skip
     """Return the elements that `input_[begin:end:strides]` selects, axis by axis.
 
-    Bit i of a mask is about the i-th entry.
+    Bit i of a mask refers to entry i.
 
     Args:
         input_: A tensor or array.
-        begin, end, strides: Numbers, one for each entry; the strides are 1 by default.
-        begin_mask, end_mask: Entries without a beginning, or an end.
-        ellipsis_mask: The entry that stands for all other axes.
-        new_axis_mask: Entries that make a new axis.
-        shrink_axis_mask: Entries that are an index, whose axis is left out.
+        begin, end, strides: Numbers, one for each entry. The strides are 1 by default.
+        begin_mask, end_mask: Entries without a beginning, or without an end.
+        ellipsis_mask: The entry that means all other axes.
+        new_axis_mask: Entries that add a new axis.
+        shrink_axis_mask: Entries that are an index. The result does not have their axes.
         var: Without effect.
 
     Returns:
@@ -182,12 +182,12 @@ def gather(
     Args:
         params: A tensor or array.
         indices: A tensor or array of integers.
-        validate_indices: Without effect: an index out of range is an error of the run.
-        axis: The axis, by default the first after `batch_dims`.
-        batch_dims: The number of first axes that params and indices share.
+        validate_indices: Without effect: an index out of range always raises in the run.
+        axis: The axis, by default the first axis after `batch_dims`.
+        batch_dims: The number of leading axes that params and indices share.
 
     Returns:
-        A tensor in which the axis is replaced by those of the indices.
+        A tensor in which the axes of the indices replace the axis.
 
     Raises:
         DTypeError: the indices are not integers.
@@ -211,14 +211,14 @@ def _take(x: Tensor, indices: Tensor, axis: int, batch_dims: int) -> Any:
 
 
 def batch_gather(params: TensorLike, indices: TensorLike, name: str | None = None) -> Any:
-    """Return, for each vector of indices, elements of the same slice of `params`.
+    """Return, for each vector of indices, the elements of the matching slice of `params`.
 
     Args:
         params: A tensor or array.
         indices: A tensor or array of integers, of known rank, 1 or more.
 
     Returns:
-        A tensor of the shape of the indices, followed by the axes of params after theirs.
+        A tensor of the shape of the indices, followed by the remaining axes of params.
 
     Raises:
         GraphError: the rank of the indices is 0 or unknown.
@@ -238,7 +238,7 @@ def batch_gather(params: TensorLike, indices: TensorLike, name: str | None = Non
 
 @row("tf", "GatherNd", same=False)
 def gather_nd(params: Tensor, indices: Tensor) -> Tensor:
-    """Return slices of `params` at index vectors, the last axis of `indices`.
+    """Return slices of `params` at index vectors along the last axis of `indices`.
 
     >>> import regrad as rg
     >>> import regrad.v1 as tf
@@ -250,7 +250,7 @@ def gather_nd(params: Tensor, indices: Tensor) -> Tensor:
 
 @row("tf", "ScatterNd", same=False)
 def scatter_nd(indices: Tensor, updates: Tensor, shape: Any) -> Tensor:
-    """Return zeros of the given shape with `updates` added at index vectors.
+    """Return zeros of a shape, with `updates` added at index vectors.
 
     >>> import regrad as rg
     >>> import regrad.v1 as tf
@@ -262,7 +262,7 @@ def scatter_nd(indices: Tensor, updates: Tensor, shape: Any) -> Tensor:
 
 @row("tf", "TensorScatterUpdate", rg.find_op("TensorScatterUpdate").function, same=False)
 def tensor_scatter_update(tensor, indices, updates):
-    """Return the tensor with `updates` at index vectors.
+    """Return the tensor with its elements at index vectors replaced by `updates`.
 
     >>> import regrad as rg
     >>> import regrad.v1 as tf
@@ -271,7 +271,7 @@ def tensor_scatter_update(tensor, indices, updates):
     """
 
 
-# -- what depends on values ------------------------------------------------------------------------
+# -- functions whose result's shape depends on values ----------------------------------------------
 
 
 def boolean_mask(
@@ -279,7 +279,7 @@ def boolean_mask(
 ) -> Any:
     """Return the slices of a tensor where a mask of the axes from `axis` on is true.
 
-    How many there are is known only in the run.
+    The number of slices is known only in the run.
 
     Args:
         tensor: A tensor or array.
@@ -287,7 +287,7 @@ def boolean_mask(
         axis: The first axis of the mask, by default 0.
 
     Returns:
-        A tensor in which one axis replaces those of the mask.
+        A tensor in which one axis replaces the axes of the mask.
 
     Raises:
         GraphError: the rank of the mask is 0 or unknown.
@@ -319,7 +319,7 @@ def boolean_mask(
 
 
 class Unique(NamedTuple):
-    """Distinct values, and for each element the place of its value among them."""
+    """Distinct values, and for each element the index of its value among them."""
 
     y: Any
     idx: Any
@@ -328,9 +328,9 @@ class Unique(NamedTuple):
 def unique(
     x: TensorLike, out_idx: dtypes.DTypeLike = dtypes.int32, name: str | None = None
 ) -> Unique:
-    """Return the distinct values of a vector, in the order in which they come.
+    """Return the distinct values of a vector, in the order of their first occurrence.
 
-    They have no gradient.
+    The values have no gradient.
 
     Args:
         x: A tensor or array of rank 1.
@@ -352,7 +352,7 @@ def unique(
         ordered = gather(x, order)
         first = ones_like(ordered[:1], dtypes.bool)
         new = concat([first, not_equal(ordered[1:], ordered[:-1])], axis=0)
-        firsts = boolean_mask(order, new)  # where each value comes first; in the order of values
+        firsts = boolean_mask(order, new)  # first index of each value, in the order of values
         group = subtract(cumsum(cast(new, dtypes.int32)), 1)
         place = invert_permutation(argsort(firsts))
         idx = gather(gather(place, group), invert_permutation(order))
@@ -363,11 +363,11 @@ def confusion_matrix(
     labels: TensorLike, predictions: TensorLike, num_classes: TensorLike = None,
     dtype: dtypes.DTypeLike = dtypes.int32, name: str | None = None, weights: TensorLike = None,
 ) -> Any:  # fmt: skip
-    """Return the counts, or sums of weights, of pairs of a label (row) and a prediction (column).
+    """Return the count, or sum of weights, of each pair of a label (row) and prediction (column).
 
     Args:
         labels, predictions: Tensors or arrays of integers, of rank 1.
-        num_classes: The number of classes, by default one more than the largest.
+        num_classes: The number of classes, by default one more than the largest class.
         weights: A weight for each pair, by default 1.
 
     Returns:

@@ -1,6 +1,6 @@
-"""Products of matrices and linear algebra: `tf.matmul`, `tf.matrix_inverse`, … and `tf.linalg`.
+"""Matrix products and linear algebra: `tf.matmul`, `tf.matrix_inverse`, … and `tf.linalg`.
 
-Matrices lie in the last two axes; earlier axes are a stack of them.
+The last two axes of a tensor are matrices. Earlier axes are batch axes.
 """
 
 from __future__ import annotations
@@ -46,22 +46,22 @@ def matmul(
     adjoint_a: bool = False, adjoint_b: bool = False, a_is_sparse: bool = False,
     b_is_sparse: bool = False, name: str | None = None,
 ) -> Any:  # fmt: skip
-    """Return the product of matrices, transposed first if asked.
+    """Return the product of matrices, optionally transposed first.
 
-    Stacks of matrices broadcast (TensorFlow 1 wants them equal).
+    Batch axes broadcast. (TensorFlow 1 requires equal batch axes.)
 
     Args:
         a, b: Tensors or arrays of numbers, of one dtype and rank 2 or more.
         transpose_a, transpose_b: Transpose the matrices first.
-        adjoint_a, adjoint_b: Transpose and conjugate them.
+        adjoint_a, adjoint_b: Transpose and conjugate the matrices first.
         a_is_sparse, b_is_sparse: Without effect.
 
     Returns:
-        A tensor of their dtype.
+        A tensor of the arguments' dtype.
 
     Raises:
         ShapeError: an argument is a vector, or the sizes do not fit.
-        GraphError: a matrix is to be both transposed and adjoined.
+        GraphError: transpose and adjoint are both true for one matrix.
 
     Op type: `MatMul`. Source: `tf.matmul`.
 
@@ -89,7 +89,7 @@ def _product(
 
 
 def _check_matrices(name: str, *xs: TensorLike) -> None:
-    """Refuse vectors, where regrad's functions take them and TensorFlow's do not."""
+    """Raise ShapeError for vectors, which TensorFlow's functions do not accept."""
     for x in xs:
         if is_tensor(x) and rank_of(x) in (0, 1):
             raise ShapeError(
@@ -107,10 +107,10 @@ def _axes(axes: TensorLike) -> Any:
 
 @row("tf", None, rg.tensordot, NUMBERS, scope="Tensordot", axes=_axes)
 def tensordot(a, b, axes):
-    """Return the sum of products of two tensors over axes of both.
+    """Return the contraction of two tensors over axes of both.
 
     Args:
-        axes: A number, of last axes of a and first axes of b, or a pair of lists of axes.
+        axes: The number of last axes of a and first axes of b, or a pair of lists of axes.
 
     >>> import regrad as rg
     >>> import regrad.v1 as tf
@@ -120,14 +120,14 @@ def tensordot(a, b, axes):
 
 
 def einsum(equation: str, *inputs: TensorLike, name: str | None = None) -> Any:
-    """Return Einstein's sum: products of tensors, summed over the axes not in the result.
+    """Return an Einstein sum: the product of tensors, summed over the axes not in the result.
 
     Args:
         equation: The axes of each tensor and of the result, as in `"ij,jk->ik"`.
         *inputs: Tensors or arrays of numbers, of one dtype.
 
     Returns:
-        A tensor of their dtype.
+        A tensor of the arguments' dtype.
 
     Raises:
         ShapeError: the tensors do not fit the equation.
@@ -160,7 +160,7 @@ def cross(a, b):
 
 
 def matrix_transpose(a: TensorLike, name: str = "matrix_transpose", conjugate: bool = False) -> Any:
-    """Return the tensor with its last two axes exchanged.
+    """Return the tensor with its last two axes swapped.
 
     Args:
         a: A tensor or array of rank 2 or more.
@@ -206,7 +206,7 @@ def _adjoint(x: Tensor) -> Any:
 
 @row("tf", "MatrixDiag", rg.linalg.diag)
 def matrix_diag(diagonal):
-    """Return matrices with x on a diagonal and zeros elsewhere: the adjoint of `diagonal`.
+    """Return matrices with the input on the diagonal and zeros elsewhere.
 
     >>> import regrad as rg
     >>> import regrad.v1 as tf
@@ -235,7 +235,7 @@ diag_part = matrix_diag_part
 
 @row("tf", None, scope="MatrixSetDiag", deferred=True)
 def matrix_set_diag(input: Tensor, diagonal: Tensor) -> Tensor:
-    """Return matrices with other diagonals.
+    """Return matrices with their diagonals replaced.
 
     >>> import regrad as rg
     >>> import regrad.v1 as tf
@@ -268,7 +268,7 @@ def tensor_diag(diagonal: Tensor) -> Tensor:
 
 @row("tf.linalg", "MatrixDiagPart", scope="DiagPart", deferred=True)
 def tensor_diag_part(input: Tensor) -> Tensor:
-    """Return the diagonal of a tensor of shape `s + s`: the inverse of `tf.diag`.
+    """Return the diagonal of a tensor of shape `s + s`. This is the inverse of `tf.diag`.
 
     >>> import regrad as rg
     >>> import regrad.v1 as tf
@@ -285,8 +285,8 @@ def matrix_band_part(input: Tensor, num_lower: int, num_upper: int) -> Tensor:
     """Return matrices with zeros outside a band of diagonals around the main one.
 
     Args:
-        num_lower: Diagonals below; a negative one keeps all.
-        num_upper: Diagonals above; a negative one keeps all.
+        num_lower: The number of diagonals to keep below. A negative number keeps all.
+        num_upper: The number of diagonals to keep above. A negative number keeps all.
 
     >>> import regrad as rg
     >>> import regrad.v1 as tf
@@ -337,9 +337,9 @@ def norm(
 
     Args:
         tensor: A tensor or array of floats.
-        ord: "euclidean" or "fro" (the root of the sum of squares), 1, 2, any positive number or
-            `np.inf`; for matrices 1 and `np.inf` are the largest sum of a column or a row, 2 the
-            largest singular value.
+        ord: "euclidean" or "fro" (the root of the sum of squares), 1, 2, any positive number, or
+            `np.inf`. For matrices, 1 and `np.inf` mean the largest sum of a column or a row, and
+            2 means the largest singular value.
         axis: An axis, a pair of axes, or None for all elements.
         keepdims: Keep the reduced axes, with size 1.
         keep_dims: The old name of `keepdims`.
@@ -348,7 +348,7 @@ def norm(
         A tensor of the same dtype, of real floats.
 
     Raises:
-        GraphError: there is no such norm of these axes.
+        GraphError: the norm `ord` is not supported for these axes.
 
     A composition. Source: `tf.norm`.
 
@@ -395,7 +395,7 @@ det = matrix_determinant
 
 
 class SignAndLog(NamedTuple):
-    """The sign of a determinant (or its phase) and the logarithm of its size."""
+    """The sign (or phase) of a determinant, and the logarithm of its absolute value."""
 
     sign: Any
     log_abs_determinant: Any
@@ -414,7 +414,7 @@ def _slogdet(x: Tensor) -> SignAndLog:
 
 
 def _triangular_solve(a: Tensor, b: Tensor, lower: bool, adjoint: bool) -> Tensor:
-    """Return the y with `matrix @ y = rhs`, reading one triangle of the matrix only."""
+    """Return the y with `matrix @ y = rhs`, reading only one triangle of the matrix."""
     _check_matrices("matrix_triangular_solve", a, b)
     a, op = rg.conj(a) if adjoint else a, rg.find_op("MatrixTriangularSolve")
     return op.function(a, b, lower=lower, transpose=adjoint)
@@ -483,7 +483,7 @@ solve = matrix_solve
 
 @row("tf", "MatrixTriangularSolve", _triangular_solve, INEXACT, lower=bool, adjoint=bool)
 def matrix_triangular_solve(matrix, rhs, lower=True, adjoint=False):
-    """Return the y with `matrix @ y = rhs`, reading one triangle of the matrix only.
+    """Return the y with `matrix @ y = rhs`, reading only one triangle of the matrix.
 
     >>> import regrad as rg
     >>> import regrad.v1 as tf
@@ -498,7 +498,7 @@ triangular_solve = matrix_triangular_solve
 
 @row("tf", "Cholesky", rg.linalg.cholesky, INEXACT)
 def cholesky(input):
-    """Return the lower triangular y with `y @ adjoint(y)` equal to the Hermitian matrix.
+    """Return the lower triangular y with `y @ adjoint(y)` equal to a Hermitian matrix.
 
     >>> import regrad as rg
     >>> import regrad.v1 as tf
@@ -526,7 +526,7 @@ def cholesky_solve(chol: Tensor, rhs: Tensor) -> Tensor:
 
 
 class Qr(NamedTuple):
-    """Orthonormal columns and an upper triangle."""
+    """A matrix with orthonormal columns, and an upper triangular matrix."""
 
     q: Any
     r: Any
@@ -566,15 +566,16 @@ def svd(
     tensor: TensorLike, full_matrices: bool = False, compute_uv: bool = True,
     name: str | None = None,
 ) -> Any:  # fmt: skip
-    """Return singular values (descending), left and right vectors (columns): `(s, u, v)`.
+    """Return the singular values (descending) and the left and right singular vectors (columns).
 
     Args:
         tensor: A tensor or array of floats, of rank 2 or more.
         full_matrices: Complete the orthonormal columns to square matrices.
-        compute_uv: Whether the vectors are returned; otherwise the values alone.
+        compute_uv: Whether to return the vectors too.
 
     Returns:
-        Tensors of the same dtype (the values real), or one.
+        The tuple `(s, u, v)`, or s alone without `compute_uv`. The singular values s are real.
+        The vectors u and v have the dtype of the tensor.
 
     Raises:
         ShapeError: the rank is less than 2.

@@ -1,7 +1,6 @@
-"""`tf.losses`: the losses of `regrad.losses`, weighted, reduced and collected as TensorFlow 1 does.
+"""`tf.losses`: the losses of `regrad.losses`, with TensorFlow 1's weights and collections.
 
-It computes losses of predictions in float32 whatever their dtype; where nothing counts (all
-weights are 0) a mean is 0.
+As in TensorFlow, losses of predictions are computed in float32. If all weights are 0, a mean is 0.
 """
 
 from __future__ import annotations
@@ -24,10 +23,10 @@ from regrad.v1.graph.values import alike, floats
 
 
 class Reduction:
-    """The names of the ways to reduce losses.
+    """The names of the reductions of losses.
 
-    `SUM_BY_NONZERO_WEIGHTS` is the default: the sum, divided by the number of elements whose
-    weight is not 0. `MEAN` divides by the sum of the weights.
+    The default, `SUM_BY_NONZERO_WEIGHTS`, is the sum divided by the number of elements with a
+    nonzero weight. `MEAN` divides by the sum of the weights.
 
     Source: `tf.losses.Reduction`.
 
@@ -66,17 +65,19 @@ def compute_weighted_loss(
     losses: TensorLike, weights: TensorLike = 1.0, scope: Name = None,
     loss_collection: Name = LOSSES, reduction: str = BY_NONZERO,
 ) -> Tensor:  # fmt: skip
-    """Return losses multiplied by weights and reduced; the result joins a collection.
+    """Return losses multiplied by weights and reduced, and add the result to a collection.
 
     Args:
         losses: One loss per element.
-        weights: A number, or a tensor of the rank of the losses whose sizes are theirs or 1.
+        weights: A number, or a tensor of the rank of the losses. Each of its sizes is 1 or the
+            size of the losses.
         scope: The name scope.
-        loss_collection: The collection that the result joins, or None.
+        loss_collection: The collection to add the result to, or None.
         reduction: See `Reduction`.
 
     Returns:
-        A tensor of the dtype of the losses, of rank 0, or of their shape if `reduction` is `NONE`.
+        A tensor of the dtype of the losses. It has rank 0, or the shape of the losses if
+        `reduction` is `NONE`.
 
     Raises:
         ShapeError: the weights do not broadcast.
@@ -144,11 +145,11 @@ COUNTS: dict[str, Callable[..., rg.Tensor]] = {
 
 
 def add_loss(loss: TensorLike, loss_collection: Name = LOSSES) -> None:
-    """Put a loss in a collection.
+    """Add a loss to a collection.
 
     Args:
         loss: A tensor.
-        loss_collection: The name of the collection; None for none.
+        loss_collection: The name of the collection. None adds the loss to no collection.
 
     Source: `tf.losses.add_loss`.
 
@@ -162,10 +163,10 @@ def add_loss(loss: TensorLike, loss_collection: Name = LOSSES) -> None:
 
 
 def get_losses(scope: Name = None, loss_collection: str = LOSSES) -> list[Any]:
-    """Return the losses that were added.
+    """Return the losses in a collection.
 
     Args:
-        scope: A regular expression; only losses whose names begin with a match are listed.
+        scope: A regular expression. Only losses whose names begin with a match are listed.
         loss_collection: The name of the collection.
 
     Returns:
@@ -185,10 +186,10 @@ def get_losses(scope: Name = None, loss_collection: str = LOSSES) -> list[Any]:
 
 
 def get_regularization_losses(scope: Name = None) -> list[Any]:
-    """Return the losses made by the regularizers of variables and layers.
+    """Return the losses that the regularizers of variables and layers made.
 
     Args:
-        scope: A regular expression; only losses whose names begin with a match are listed.
+        scope: A regular expression. Only losses whose names begin with a match are listed.
 
     Returns:
         A list of tensors.
@@ -207,10 +208,10 @@ def get_regularization_losses(scope: Name = None) -> list[Any]:
 
 
 def get_regularization_loss(scope: Name = None, name: str = "total_regularization_loss") -> Tensor:
-    """Return the sum of the regularization losses; 0 if there are none.
+    """Return the sum of the regularization losses, or 0 without regularization losses.
 
     Args:
-        scope: A regular expression; only losses whose names begin with a match count.
+        scope: A regular expression. Only losses whose names begin with a match are added.
 
     Returns:
         A tensor of rank 0.
@@ -231,17 +232,17 @@ def get_regularization_loss(scope: Name = None, name: str = "total_regularizatio
 def get_total_loss(
     add_regularization_losses: bool = True, name: str = "total_loss", scope: Name = None
 ) -> Tensor:
-    """Return the sum of all losses that were added.
+    """Return the sum of all losses in the collection LOSSES.
 
     Args:
-        add_regularization_losses: Whether those of regularizers are included.
-        scope: A regular expression; only losses whose names begin with a match count.
+        add_regularization_losses: Whether to include the losses of regularizers.
+        scope: A regular expression. Only losses whose names begin with a match are added.
 
     Returns:
         A tensor of rank 0.
 
     Raises:
-        GraphError: there is no loss.
+        GraphError: the collections are empty.
 
     Source: `tf.losses.get_total_loss`.
 
@@ -255,7 +256,7 @@ def get_total_loss(
     if add_regularization_losses:
         losses = [*losses, *get_regularization_losses(scope)]
     if not losses:
-        raise GraphError("there is no loss yet: tf.losses and tf.losses.add_loss add them")
+        raise GraphError("the graph has no losses; add one with tf.losses or tf.losses.add_loss")
     return _sum(losses, name)
 
 
@@ -272,7 +273,7 @@ def _compute(
     default: str, formula: Callable[..., rg.Tensor], labels: TensorLike, predictions: TensorLike,
     options: Options, **attrs: Any,
 ) -> Tensor:  # fmt: skip
-    """Compute a loss of two tensors, element by element, then weigh and reduce it in a scope."""
+    """Compute an elementwise loss of two tensors in a scope, then weight and reduce it."""
     weights, scope, collection, reduction = options
     if labels is None or predictions is None:
         raise GraphError(f"{default}: labels and predictions (or logits) must not be None.")
@@ -286,7 +287,7 @@ def _of_predictions(
     loss: Callable[..., rg.Tensor], labels: TensorLike, predictions: TensorLike, options: Options,
     scope_name: Name = None, **attrs: Any,
 ) -> Tensor:  # fmt: skip
-    """Compute one of regrad's losses of tensors as float32."""
+    """Compute a regrad loss of tensors as float32."""
 
     def formula(labels: rg.Tensor, predictions: rg.Tensor, **attrs: Any) -> rg.Tensor:
         pair = alike(loss.__name__, labels, predictions)
@@ -302,12 +303,12 @@ def absolute_difference(
     """Return `abs(predictions - labels)`, weighted and reduced.
 
     Args:
-        labels: A tensor or array of numbers: the truth.
+        labels: A tensor or array of numbers, the true values.
         predictions: A tensor or array of the same shape.
         scope: The name scope.
 
     Returns:
-        A float32 tensor of rank 0, or of the shape of the losses if `reduction` is `NONE`.
+        A float32 tensor. It has rank 0, or the shape of the losses if `reduction` is `NONE`.
 
     Raises:
         ShapeError: the shapes differ, or the weights do not broadcast.
@@ -330,12 +331,12 @@ def mean_squared_error(
     """Return `(predictions - labels) ** 2`, weighted and reduced.
 
     Args:
-        labels: A tensor or array of numbers: the truth.
+        labels: A tensor or array of numbers, the true values.
         predictions: A tensor or array of the same shape.
         scope: The name scope.
 
     Returns:
-        A float32 tensor of rank 0, or of the shape of the losses if `reduction` is `NONE`.
+        A float32 tensor. It has rank 0, or the shape of the losses if `reduction` is `NONE`.
 
     Raises:
         ShapeError: the shapes differ, or the weights do not broadcast.
@@ -355,16 +356,16 @@ def huber_loss(
     labels: TensorLike, predictions: TensorLike, weights: TensorLike = 1.0, delta: float = 1.0,
     scope: Name = None, loss_collection: Name = LOSSES, reduction: str = BY_NONZERO,
 ) -> Tensor:  # fmt: skip
-    """Return half the squared error up to an error of `delta`, linear beyond, weighted and reduced.
+    """Return half the squared error, linear beyond an error of `delta`, weighted and reduced.
 
     Args:
-        labels: A tensor or array of numbers: the truth.
+        labels: A tensor or array of numbers, the true values.
         predictions: A tensor or array of the same shape.
-        delta: The error from which the loss is linear.
+        delta: The error beyond which the loss is linear.
         scope: The name scope.
 
     Returns:
-        A float32 tensor of rank 0, or of the shape of the losses if `reduction` is `NONE`.
+        A float32 tensor. It has rank 0, or the shape of the losses if `reduction` is `NONE`.
 
     Raises:
         ShapeError: the shapes differ, or the weights do not broadcast.
@@ -384,15 +385,15 @@ def hinge_loss(
     labels: TensorLike, logits: TensorLike, weights: TensorLike = 1.0, scope: Name = None,
     loss_collection: Name = LOSSES, reduction: str = BY_NONZERO,
 ) -> Tensor:  # fmt: skip
-    """Return `relu(1 - s * logits)`, weighted and reduced; s is -1 for the label 0, 1 for 1.
+    """Return `relu(1 - s * logits)`, weighted and reduced. s is `2 * labels - 1`.
 
     Args:
-        labels: A tensor or array of numbers: 0 and 1.
+        labels: A tensor or array of the numbers 0 and 1.
         logits: A tensor or array of the same shape.
         scope: The name scope.
 
     Returns:
-        A float32 tensor of rank 0, or of the shape of the losses if `reduction` is `NONE`.
+        A float32 tensor. It has rank 0, or the shape of the losses if `reduction` is `NONE`.
 
     Raises:
         ShapeError: the shapes differ, or the weights do not broadcast.
@@ -414,16 +415,16 @@ def log_loss(
 ) -> Tensor:  # fmt: skip
     """Return the cross entropy of labels and probabilities, weighted and reduced.
 
-    That is `-labels * log(p + epsilon) - (1 - labels) * log(1 - p + epsilon)`.
+    The loss is `-labels * log(p + epsilon) - (1 - labels) * log(1 - p + epsilon)`.
 
     Args:
-        labels: A tensor or array of numbers: the truth.
+        labels: A tensor or array of numbers, the true values.
         predictions: A tensor or array of the same shape.
-        epsilon: A small number that keeps logarithms finite.
+        epsilon: A small number that keeps the logarithms finite.
         scope: The name scope.
 
     Returns:
-        A float32 tensor of rank 0, or of the shape of the losses if `reduction` is `NONE`.
+        A float32 tensor. It has rank 0, or the shape of the losses if `reduction` is `NONE`.
 
     Raises:
         ShapeError: the shapes differ, or the weights do not broadcast.
@@ -447,19 +448,19 @@ def cosine_distance(
     """Return `1 - sum(labels * predictions)` of vectors of norm 1, weighted and reduced.
 
     Args:
-        labels: A tensor or array of numbers: the truth.
+        labels: A tensor or array of numbers, the true values.
         predictions: A tensor or array of the same shape.
         axis: The axis of the vectors.
         dim: The old name of `axis`.
         scope: The name scope.
 
     Returns:
-        A float32 tensor of rank 0, or of the shape of the losses if `reduction` is `NONE`.
+        A float32 tensor. It has rank 0, or the shape of the losses if `reduction` is `NONE`.
 
     Raises:
         ShapeError: the shapes differ, or the weights do not broadcast.
         GraphError: the reduction is unknown.
-        GraphError: there is no axis.
+        GraphError: the axis is missing.
 
     Source: `tf.losses.cosine_distance`.
 
@@ -483,13 +484,13 @@ def mean_pairwise_squared_error(
     """Return the sum of mean squared errors between differences of pairs of elements.
 
     Args:
-        labels: A tensor or array of numbers: the truth.
+        labels: A tensor or array of numbers, the true values.
         predictions: A tensor or array of the same shape.
-        weights: A weight for each example: a number, or of the shape (batch,) or (batch, 1, …).
+        weights: A number, or a weight for each example, of the shape (batch,) or (batch, 1, …).
         scope: The name scope.
 
     Returns:
-        A float32 tensor of rank 0: the sum over the examples.
+        A float32 tensor of rank 0, the sum over the examples.
 
     Raises:
         ShapeError: the shapes differ, or the weights do not broadcast.
@@ -506,7 +507,7 @@ def mean_pairwise_squared_error(
         labels, predictions = rg.astype(labels, rg.float32), rg.astype(predictions, rg.float32)
         error = rg.reshape(predictions - labels, (labels.shape[0], -1))
         n = rg.sum(rg.ones_like(error), axis=1, keepdims=True)
-        # the mean over pairs i ≠ j of (e_i - e_j)² is this multiple of the variance
+        # The mean of (e_i - e_j)² over pairs i ≠ j is the variance times 2n / (n - 1).
         variance = rg.mean(rg.square(error - rg.mean(error, axis=1, keepdims=True)), axis=1)
         return 2 * variance * rg.squeeze(n / rg.maximum(n - 1, 1), axis=1)
 
@@ -523,7 +524,7 @@ def _of_logits(
     loss: Callable[..., rg.Tensor], labels: TensorLike, logits: TensorLike, options: Options,
     smoothing: float,
 ) -> Tensor:  # fmt: skip
-    """Compute one of regrad's losses of logits, with labels of their dtype."""
+    """Compute a regrad loss of logits, with the labels cast to the dtype of the logits."""
 
     def formula(labels: rg.Tensor, logits: rg.Tensor, **attrs: Any) -> rg.Tensor:
         labels = labels if labels.dtype == logits.dtype else rg.astype(labels, logits.dtype)
@@ -547,7 +548,7 @@ def sigmoid_cross_entropy(
         scope: The name scope.
 
     Returns:
-        A float32 tensor of rank 0, or of the shape of the losses if `reduction` is `NONE`.
+        A float32 tensor. It has rank 0, or the shape of the losses if `reduction` is `NONE`.
 
     Raises:
         ShapeError: the shapes do not fit, or the weights do not broadcast.
@@ -572,7 +573,7 @@ def softmax_cross_entropy(
 ) -> Tensor:  # fmt: skip
     """Return the cross entropy of distributions and `softmax(logits)`, weighted and reduced.
 
-    There is no gradient by the labels.
+    The labels get no gradient.
 
     Args:
         onehot_labels: Probabilities, of the shape of the logits.
@@ -580,7 +581,7 @@ def softmax_cross_entropy(
         scope: The name scope.
 
     Returns:
-        A float32 tensor of rank 0, or of the shape of the losses if `reduction` is `NONE`.
+        A float32 tensor. It has rank 0, or the shape of the losses if `reduction` is `NONE`.
 
     Raises:
         ShapeError: the shapes do not fit, or the weights do not broadcast.
@@ -603,15 +604,15 @@ def sparse_softmax_cross_entropy(
 ) -> Tensor:  # fmt: skip
     """Return the cross entropy of classes and `softmax(logits)`, weighted and reduced.
 
-    Labels (and weights) may have a last axis of size 1 besides the axes of the examples.
+    Labels (and weights) may have an additional last axis of size 1.
 
     Args:
-        labels: The numbers of the classes, integers.
+        labels: The class indices, integers.
         logits: A tensor or array of real floats.
         scope: The name scope.
 
     Returns:
-        A float32 tensor of rank 0, or of the shape of the losses if `reduction` is `NONE`.
+        A float32 tensor. It has rank 0, or the shape of the losses if `reduction` is `NONE`.
 
     Raises:
         ShapeError: the shapes do not fit, or the weights do not broadcast.
@@ -626,7 +627,7 @@ def sparse_softmax_cross_entropy(
 
     def formula(labels: rg.Tensor, logits: rg.Tensor) -> rg.Tensor:
         if labels.dtype.kind not in "iu":
-            raise ArgumentError(f"labels are the numbers of classes (integers), got {labels.dtype}")
+            raise ArgumentError(f"labels must be class indices (integers), got {labels.dtype}")
         column = labels.ndim == logits.ndim
         return sparse_cross_entropy(rg.squeeze(labels, axis=-1) if column else labels, logits)
 

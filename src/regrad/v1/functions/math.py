@@ -1,7 +1,7 @@
-"""Elementwise functions under TensorFlow's names: `tf.exp`, `tf.add`, `tf.cast`, …
+"""Elementwise functions under TensorFlow's names, such as `tf.exp`, `tf.add` and `tf.cast`.
 
-Tensors of different dtypes are never mixed (TypeError), and Python numbers take the dtype of
-the other operand. Functions that TensorFlow registers for floats alone refuse integers.
+Mixing tensors of different dtypes raises TypeError. Python numbers take the dtype of the other
+operand. Functions that TensorFlow registers for floats only raise DTypeError for integers.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ __all__ = [
     "truediv", "truncatediv", "truncatemod", "where",
 ]  # fmt: skip
 
-# Arrays of several examples.
+# Arrays that several examples use.
 SPECIAL = "[1.0, float('nan'), float('inf')]"
 PAIR = "[7.0, -3.0]", "[2.0, 2.0]"
 INTS = "[1, 2]", "[1, 3]"
@@ -143,7 +143,7 @@ floor = define("tf.floor(x)", "Floor", rg.floor, FLOATS, "[-1.5, 2.5, 0.7]", "[-
 
 @row("tf", "Round", rg.round, FLOATS, scope="Rint")
 def rint(x):
-    """Return the nearest integer, and of two that are equally near the even one.
+    """Return the nearest integer, rounding ties to even.
 
     >>> import regrad as rg
     >>> import regrad.v1 as tf
@@ -220,7 +220,7 @@ minimum = define("tf.minimum(x, y)", "Minimum", rg.minimum, REALS, *PAIR, "[ 2.,
 
 @row("tf", "SquaredDifference", rg.squared_difference, NUMBERS)
 def squared_difference(x, y):
-    """Return `(a - b)²`.
+    """Return `(x - y)²`.
 
     >>> import regrad as rg
     >>> import regrad.v1 as tf
@@ -236,7 +236,7 @@ less = define("tf.less(x, y)", "Less", rg.less, REALS, *PAIR, "[False,  True]")
 
 @row("tf", "LessEqual", rg.less_equal, REALS)
 def less_equal(x, y):
-    """Return True where `a <= b`.
+    """Return True where `x <= y`.
 
     >>> import regrad as rg
     >>> import regrad.v1 as tf
@@ -250,7 +250,7 @@ greater = define("tf.greater(x, y)", "Greater", rg.greater, REALS, *PAIR, "[ Tru
 
 @row("tf", "GreaterEqual", rg.greater_equal, REALS)
 def greater_equal(x, y):
-    """Return True where `a >= b`.
+    """Return True where `x >= y`.
 
     >>> import regrad as rg
     >>> import regrad.v1 as tf
@@ -261,7 +261,7 @@ def greater_equal(x, y):
 
 @row("tf", "LogicalAnd", rg.logical_and, BOOLS)
 def logical_and(x, y):
-    """Return True where a and b are both true (not 0).
+    """Return True where x and y are both true (not 0).
 
     >>> import regrad as rg
     >>> import regrad.v1 as tf
@@ -272,7 +272,7 @@ def logical_and(x, y):
 
 @row("tf", "LogicalOr", rg.logical_or, BOOLS)
 def logical_or(x, y):
-    """Return True where a or b or both are true (not 0).
+    """Return True where x or y or both are true (not 0).
 
     >>> import regrad as rg
     >>> import regrad.v1 as tf
@@ -283,7 +283,7 @@ def logical_or(x, y):
 
 @row("tf", "LogicalXor", rg.logical_xor, BOOLS)
 def logical_xor(x, y):
-    """Return True where exactly one of a and b is true (not 0).
+    """Return True where exactly one of x and y is true (not 0).
 
     >>> import regrad as rg
     >>> import regrad.v1 as tf
@@ -294,7 +294,7 @@ def logical_xor(x, y):
 
 @row("tf.math", "Xlogy", rg.xlogy, INEXACT)
 def xlogy(x, y):
-    """Return `x * log(y)`, and 0 where x is 0, with the gradient 0 there.
+    """Return `x * log(y)`. Where x is 0, the result and the gradient are 0.
 
     >>> import regrad as rg
     >>> import regrad.v1 as tf
@@ -305,7 +305,7 @@ def xlogy(x, y):
 
 @row("tf.math", "Xdivy", rg.xdivy, INEXACT)
 def xdivy(x, y):
-    """Return `x / y`, and 0 where x is 0, with the gradient 0 there.
+    """Return `x / y`. Where x is 0, the result and the gradient are 0.
 
     >>> import regrad as rg
     >>> import regrad.v1 as tf
@@ -325,12 +325,12 @@ def atan2(y, x):
     """
 
 
-# What `truediv` makes of integers, by the number of their bits.
+# The dtypes to which `truediv` casts integers, by their size in bytes.
 QUOTIENTS = {1: dtypes.float32, 2: dtypes.float32, 4: dtypes.float64, 8: dtypes.float64}
 
 
 def truediv(x: TensorLike, y: TensorLike, name: str | None = None) -> Any:
-    """Return `x / y`. Integers are cast first: of 8 and 16 bits to float32, others to float64.
+    """Return `x / y`. Integers of 8 and 16 bits are cast to float32 first, others to float64.
 
     Args:
         x, y: Tensors, arrays or numbers of one dtype. Shapes broadcast.
@@ -340,7 +340,7 @@ def truediv(x: TensorLike, y: TensorLike, name: str | None = None) -> Any:
         A tensor of the shape to which the arguments broadcast; an eager Tensor if they are eager.
 
     Raises:
-        DTypeError: when a graph is built, an argument is not numeric, or the dtypes differ.
+        DTypeError: in graph mode, an argument is not numeric, or the dtypes differ.
         ShapeError: the shapes do not broadcast.
 
     Source: `tf.truediv`.
@@ -364,7 +364,7 @@ divide = truediv
 
 
 def div(x: TensorLike, y: TensorLike, name: str | None = None) -> Any:
-    """Return `x / y` as in Python 2: the quotient of integers is rounded down.
+    """Return `x / y` as in Python 2, where the quotient of integers is rounded down.
 
     Args:
         x, y: Tensors, arrays or numbers of one dtype. Shapes broadcast.
@@ -374,7 +374,7 @@ def div(x: TensorLike, y: TensorLike, name: str | None = None) -> Any:
         A tensor of the arguments' dtype; an eager Tensor if they are eager.
 
     Raises:
-        DTypeError: when a graph is built, an argument is not numeric, or the dtypes differ.
+        DTypeError: in graph mode, an argument is not numeric, or the dtypes differ.
         ShapeError: the shapes do not broadcast.
 
     Source: `tf.div`.
@@ -389,13 +389,13 @@ def div(x: TensorLike, y: TensorLike, name: str | None = None) -> Any:
 
 
 def _truncate_divide(x: rg.Tensor, y: rg.Tensor) -> rg.Tensor:
-    """Return `x / y` rounded towards zero, as C divides integers."""
+    """Return `x / y` rounded towards zero, like integer division in C."""
     return rg.sign(x) * rg.sign(y) * (rg.abs(x) // rg.abs(y))
 
 
 @row("tf", None, kinds=INEXACT)
 def div_no_nan(x: rg.Tensor, y: rg.Tensor) -> rg.Tensor:
-    """Return `x / y`, and 0 where y is 0; the gradient there is 0.
+    """Return `x / y`. Where y is 0, the result and the gradient are 0.
 
     >>> import regrad as rg
     >>> import regrad.v1 as tf
@@ -408,7 +408,7 @@ def div_no_nan(x: rg.Tensor, y: rg.Tensor) -> rg.Tensor:
 
 @row("tf", None, _truncate_divide, REALS, scope="TruncateDiv")
 def truncatediv(x, y):
-    """Return `x / y` rounded towards zero, as C divides integers.
+    """Return `x / y` rounded towards zero, like integer division in C.
 
     >>> import regrad as rg
     >>> import regrad.v1 as tf
@@ -440,7 +440,7 @@ def scalar_mul(scalar: TensorLike, x: TensorLike, name: str | None = None) -> An
         A tensor of x's shape and dtype.
 
     Raises:
-        ShapeError: scalar is not of rank 0.
+        ShapeError: scalar does not have rank 0.
 
     Op type: `Mul`. Source: `tf.scalar_mul`.
 
@@ -489,7 +489,7 @@ def accumulate_n(
     inputs: Sequence[TensorLike], shape: ShapeLike = None,
     tensor_dtype: dtypes.DTypeLike | None = None, name: str | None = None,
 ) -> Any:  # fmt: skip
-    """Return the sum of a list of tensors, as `add_n`.
+    """Return the sum of a list of tensors, like `add_n`.
 
     Args:
         inputs: Tensors or arrays of numbers, of one shape and dtype.
@@ -510,12 +510,12 @@ def accumulate_n(
     return add_n(inputs, name or "AccumulateNV2")
 
 
-# One op, as in TensorFlow 1.8. (Later versions make a Minimum and a Maximum.)
+# One op, as in TensorFlow 1.8. Later versions make a Minimum and a Maximum.
 
 
 @row("tf", "ClipByValue", rg.clip, REALS, scope="clip_by_value")
 def clip_by_value(t, clip_value_min, clip_value_max):
-    """Return t, clipped to the range; the gradient passes at both bounds.
+    """Return t, clipped to the range. At both bounds the gradient passes.
 
     >>> import regrad as rg
     >>> import regrad.v1 as tf
@@ -529,19 +529,19 @@ def where(
 ) -> Any:
     """Return x where the condition holds, y elsewhere. A condition of rank 1 selects rows.
 
-    Without x and y: the places where it holds, as index vectors of int64. x, y and the condition
-    broadcast (TensorFlow 1 wants equal shapes).
+    Without x and y, return the indices where the condition holds, as index vectors of int64. x, y
+    and the condition broadcast. (TensorFlow 1 requires equal shapes.)
 
     Args:
         condition: A tensor or array of bools.
-        x, y: Tensors, arrays or numbers of one dtype; both or none.
+        x, y: Tensors, arrays or numbers of one dtype. Pass both or neither.
 
     Returns:
-        A tensor of the dtype of x and y, of the shape to which all broadcast; or of the shape
-        `(count, rank)` without them, where the count is known only in the run.
+        With x and y, a tensor of their dtype, of the shape to which all arguments broadcast.
+        Without them, a tensor of the shape `(count, rank)`. The count is known only in the run.
 
     Raises:
-        GraphError: one of x and y is missing.
+        GraphError: the caller passes only one of x and y.
 
     Op types: `SelectV2`, `Where`. Source: `tf.where`.
 
@@ -566,14 +566,14 @@ def where(
 def _select(condition: Tensor, x: Tensor, y: Tensor) -> Any:
     try:
         condition = _for_rows(condition, x, y)
-    except UnknownShapeError:  # no gradient passes by what is asked for its rank
+    except UnknownShapeError:  # the ranks are read in the run, which needs no gradient
         ranked = rg.stop_gradient(x), rg.stop_gradient(y)
         condition = deferrable(_for_rows)(condition, *ranked)
     return rg.where(condition, x, y)
 
 
 def _for_rows(condition: Tensor, x: Tensor, y: Tensor) -> Tensor:
-    """Return the condition; one of rank 1 gets an axis for each axis of x and y."""
+    """Return the condition. A condition of rank 1 gets the missing axes of x and y."""
     if np.ndim(condition) == 1 and (rank := max(np.ndim(x), np.ndim(y))) > 1:
         return rg.expand_dims(condition, tuple(range(1, rank)))
     return condition
@@ -583,7 +583,7 @@ def _for_rows(condition: Tensor, x: Tensor, y: Tensor) -> Tensor:
 
 
 def cast(x: TensorLike, dtype: dtypes.DTypeLike, name: str | None = None) -> Any:
-    """Return x under another dtype; a tensor that has it already comes back as it is.
+    """Return x cast to another dtype. A tensor of this dtype is returned unchanged.
 
     Args:
         x: A tensor, array or number.
@@ -610,7 +610,7 @@ def cast(x: TensorLike, dtype: dtypes.DTypeLike, name: str | None = None) -> Any
 
 
 def _astype(x: rg.Tensor, dtype: np.dtype) -> rg.Tensor:
-    return rg.astype(x, dtype)  # (which takes the dtype by position)
+    return rg.astype(x, dtype)  # passes the dtype by position
 
 
 def _caster(name: str, dtype: dtypes.DType) -> Callable[..., Any]:
@@ -634,7 +634,7 @@ to_complex128 = _caster("to_complex128", dtypes.complex128)
 
 
 def saturate_cast(value: TensorLike, dtype: dtypes.DTypeLike, name: str | None = None) -> Any:
-    """Return a value under another dtype, clipped to the limits of that dtype.
+    """Return a value cast to another dtype, after clipping it to the limits of that dtype.
 
     Args:
         value: A tensor or array of numbers, or a number.
@@ -667,7 +667,7 @@ def _limits(dtype: np.dtype) -> tuple[Any, Any]:
 
 
 def _inside(limit: float, dtype: np.dtype) -> np.ndarray:
-    """A limit, or the next number towards zero where this dtype cannot have it exactly."""
+    """Return the limit in this dtype, or the next number towards zero if it is not exact."""
     found = np.asarray(limit).astype(dtype)
     exact = dtype.kind != "f" or not isinstance(limit, int) or int(found) == limit
     return np.asarray(found if exact else np.nextafter(found, dtype.type(0)))
@@ -677,7 +677,7 @@ def _inside(limit: float, dtype: np.dtype) -> np.ndarray:
 
 
 def _if_complex(op_type: str, name: str, function: Callable[..., Any], x: TensorLike) -> Any:
-    """Call `one_op` for a complex tensor; a real one comes back as it is."""
+    """Call `one_op` for a complex tensor. Return a real tensor unchanged."""
     x = tensor(x)
     if dtype_of(x).kind == "c":
         return one_op(op_type, name, function, x)
@@ -687,7 +687,7 @@ def _if_complex(op_type: str, name: str, function: Callable[..., Any], x: Tensor
 
 @row("tf", "Real", rg.real, call=_if_complex)
 def real(input):
-    """Return the real part; a real tensor comes back as it is.
+    """Return the real part. A real tensor is returned unchanged.
 
     >>> import regrad as rg
     >>> import regrad.v1 as tf
@@ -697,7 +697,7 @@ def real(input):
 
 
 def imag(input: TensorLike, name: str | None = None) -> Any:
-    """Return the imaginary part; zeros for a real tensor.
+    """Return the imaginary part, which is zeros for a real tensor.
 
     Args:
         input: A tensor or array of numbers, or a number.
@@ -719,7 +719,7 @@ def imag(input: TensorLike, name: str | None = None) -> Any:
 
 @row("tf", "Conj", rg.conj, call=_if_complex)
 def conj(x):
-    """Return the complex conjugate; a real tensor comes back as it is.
+    """Return the complex conjugate. A real tensor is returned unchanged.
 
     >>> import regrad as rg
     >>> import regrad.v1 as tf
@@ -736,7 +736,7 @@ def _angle(x: rg.Tensor) -> rg.Tensor:
 
 @row("tf", None, kinds=FLOATS, scope="Complex")
 def complex(real: rg.Tensor, imag: rg.Tensor) -> rg.Tensor:
-    """Return complex numbers (complex64, complex128) of their parts (float32, float64).
+    """Return complex numbers (complex64, complex128) from their parts (float32, float64).
 
     >>> import regrad as rg
     >>> import regrad.v1 as tf

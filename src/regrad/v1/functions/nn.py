@@ -1,7 +1,7 @@
 """`tf.nn`: TensorFlow 1's names, argument orders and defaults on `regrad.nn`.
 
-What one op computes in TensorFlow is here one op of the same type where regrad has it, and a
-composition of public ops elsewhere.
+If TensorFlow computes a function with one op and regrad has this op type, the function makes one
+op. Otherwise it makes a composition of public ops.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ relu6 = define("tf.nn.relu6(features)", "Relu6", rg.nn.relu6, REALS, "[-1.0, 2.0
 
 @row("tf.nn", "Elu", rg.nn.elu, FLOATS)
 def elu(features):
-    """Return x where x > 0, and `exp(x) - 1` elsewhere. The gradient at 0 is 1.
+    """Return x where x > 0, `exp(x) - 1` elsewhere. The gradient at 0 is 1.
 
     >>> import regrad as rg
     >>> import regrad.v1 as tf
@@ -51,7 +51,7 @@ def elu(features):
 
 @row("tf.nn", "Selu", rg.nn.selu, FLOATS)
 def selu(features):
-    """Return the scaled exponential linear unit, which keeps mean 0 and variance 1.
+    """Return the scaled exponential linear unit, which preserves mean 0 and variance 1.
 
     >>> import regrad as rg
     >>> import regrad.v1 as tf
@@ -62,7 +62,7 @@ def selu(features):
 
 @row("tf.nn", "Silu", rg.nn.silu, FLOATS)
 def swish(features):
-    """Return `x * sigmoid(x)`, also called swish.
+    """Return `x * sigmoid(x)`, also called SiLU.
 
     >>> import regrad as rg
     >>> import regrad.v1 as tf
@@ -121,7 +121,7 @@ def _last_by_default(axis: TensorLike) -> int:
 
 @row("tf.nn", "ConcatV2", kinds=FLOATS, scope="CRelu")
 def crelu(features, name=None, axis=-1):
-    """Return `relu` of x and of -x, side by side along `axis`.
+    """Return `relu` of x and of -x, concatenated along `axis`.
 
     >>> import regrad as rg
     >>> import regrad.v1 as tf
@@ -146,7 +146,7 @@ def softmax(logits, axis=None, name=None, dim=None):
 def log_softmax(logits, axis=None, name=None, dim=None):
     """Return `log(softmax(x))` along `axis`, the last by default.
 
-    It is accurate also where the softmax is 0 or 1 to the last digit.
+    The result is accurate even where the softmax rounds to 0 or 1.
 
     >>> import regrad as rg
     >>> import regrad.v1 as tf
@@ -159,7 +159,7 @@ def log_softmax(logits, axis=None, name=None, dim=None):
 
 
 def _check_named(function: str, sentinel: None, labels: TensorLike, logits: TensorLike) -> None:
-    """The order of labels and logits is easily mistaken, so TensorFlow wants them by name."""
+    """Raise unless labels and logits are passed by name. Their order is easy to confuse."""
     if sentinel is not None:
         raise GraphError(
             f"Only call `{function}` with named arguments (labels=..., logits=..., ...)"
@@ -172,9 +172,9 @@ def softmax_cross_entropy_with_logits(
     _sentinel: None = None, labels: TensorLike = None, logits: TensorLike = None, dim: int = -1,
     name: str | None = None, axis: int | None = None,
 ) -> Any:  # fmt: skip
-    """Return `-sum(labels * log_softmax(logits))` along an axis, without a gradient by the labels.
+    """Return `-sum(labels * log_softmax(logits))` along an axis. The labels get no gradient.
 
-    The arguments are passed by name.
+    Pass the arguments by name.
 
     Args:
         labels: Probabilities, of the shape of the logits.
@@ -183,7 +183,7 @@ def softmax_cross_entropy_with_logits(
         axis: The axis of classes, by default the last.
 
     Returns:
-        A tensor of the losses: the shape of the logits without that axis.
+        A tensor of the losses, of the shape of the logits without that axis.
 
     Raises:
         GraphError: labels or logits are missing, or passed by position.
@@ -207,7 +207,7 @@ def softmax_cross_entropy_with_logits_v2(
     labels: TensorLike, logits: TensorLike, axis: int | None = None, name: str | None = None,
     dim: int | None = None,
 ) -> Any:  # fmt: skip
-    """Return `-sum(labels * log_softmax(logits))` along `axis`, with a gradient by the labels, too.
+    """Return `-sum(labels * log_softmax(logits))` along `axis`. The labels get a gradient too.
 
     Args:
         labels: Probabilities, of the shape of the logits.
@@ -216,7 +216,7 @@ def softmax_cross_entropy_with_logits_v2(
         dim: The old name of `axis`.
 
     Returns:
-        A tensor of the losses: the shape of the logits without that axis.
+        A tensor of the losses, of the shape of the logits without that axis.
 
     Raises:
         ShapeError: the shapes differ.
@@ -259,12 +259,12 @@ def sparse_softmax_cross_entropy_with_logits(
     _sentinel: None = None, labels: TensorLike = None, logits: TensorLike = None,
     name: str | None = None,
 ) -> Any:  # fmt: skip
-    """Return `-log_softmax(logits)` at the class of each example, whose number is its label.
+    """Return `-log_softmax(logits)` at the class of each example.
 
-    The arguments are passed by name.
+    Pass the arguments by name.
 
     Args:
-        labels: A tensor or array of integers: the numbers of the classes.
+        labels: A tensor or array of integers, the class indices.
         logits: A tensor or array of real floats, with the classes along the last axis.
 
     Returns:
@@ -274,7 +274,7 @@ def sparse_softmax_cross_entropy_with_logits(
         GraphError: labels or logits are missing, or passed by position.
         InvalidArgumentError: in the run, a label is out of range.
 
-    Op type: `SparseSoftmaxCrossEntropyWithLogits`, with one output, the losses.
+    Op type: `SparseSoftmaxCrossEntropyWithLogits`. Its only output is the losses.
     Source: `tf.nn.sparse_softmax_cross_entropy_with_logits`.
 
     >>> import regrad.v1 as tf
@@ -288,12 +288,12 @@ def sparse_softmax_cross_entropy_with_logits(
     (logits,) = floats(what, logits)
     op_type = "SparseSoftmaxCrossEntropyWithLogits"
     name = name or op_type
-    with scope(name, labels, logits):  # TensorFlow names the op after the scope, inside of it
+    with scope(name, labels, logits):  # as in TensorFlow, scope and op have one name
         return one_op(op_type, name, sparse_cross_entropy, labels, logits, same=False)
 
 
 def sparse_cross_entropy(labels: rg.Tensor, logits: rg.Tensor) -> Any:
-    """`-log_softmax(logits)` at the labels, of which none may be negative."""
+    """Return `-log_softmax(logits)` at the labels, which must not be negative."""
     labels = indices_from_zero("sparse_softmax_cross_entropy_with_logits", labels)
     return rg.nn.sparse_softmax_cross_entropy_with_logits(labels, logits)
 
@@ -302,9 +302,9 @@ def sigmoid_cross_entropy_with_logits(
     _sentinel: None = None, labels: TensorLike = None, logits: TensorLike = None,
     name: str | None = None,
 ) -> Any:  # fmt: skip
-    """Return the cross entropy of probabilities `labels` and `sigmoid(logits)`, element by element.
+    """Return the elementwise cross entropy of probabilities `labels` and `sigmoid(logits)`.
 
-    The arguments are passed by name.
+    Pass the arguments by name.
 
     Args:
         labels: Probabilities, of the shape of the logits.
@@ -336,7 +336,7 @@ def sigmoid_cross_entropy_with_logits(
 
 @deferrable
 def _weighted_cross_entropy(labels: rg.Tensor, logits: rg.Tensor, weight: rg.Tensor) -> rg.Tensor:
-    """Return `sigmoid_cross_entropy_with_logits`, positive examples weighted by `pos_weight`."""
+    """Return `sigmoid_cross_entropy_with_logits`, with positive examples times `pos_weight`."""
     labels, logits = alike("weighted_cross_entropy_with_logits", labels, logits)
     yes = weight * labels * rg.nn.log_sigmoid(logits)
     return (labels - 1) * rg.nn.log_sigmoid(-logits) - yes
@@ -355,10 +355,10 @@ weighted_cross_entropy_with_logits = define(
 def log_poisson_loss(
     targets: rg.Tensor, log_input: rg.Tensor, compute_full_loss: bool = False
 ) -> rg.Tensor:
-    """Return `exp(c) - z * c` of targets z and log-rates c, plus Stirling's term if asked.
+    """Return `exp(c) - z * c` for targets z and log-rates c, optionally plus Stirling's term.
 
     Args:
-        compute_full_loss: Add Stirling's term, which the gradient does not need.
+        compute_full_loss: Add Stirling's term. It does not affect the gradient with respect to c.
 
     >>> import regrad as rg
     >>> import regrad.v1 as tf
@@ -377,7 +377,7 @@ def log_poisson_loss(
 
 @row("tf.nn", "RealDiv", kinds=FLOATS, scope="L2Loss")
 def l2_loss(t: rg.Tensor) -> rg.Tensor:
-    """Return `sum(x ** 2) / 2`, as the ops `Square`, `Sum`, `RealDiv` (TensorFlow: `L2Loss`).
+    """Return `sum(x ** 2) / 2`, made of `Square`, `Sum` and `RealDiv` (TensorFlow: `L2Loss`).
 
     >>> import regrad as rg
     >>> import regrad.v1 as tf
@@ -392,7 +392,7 @@ def l2_loss(t: rg.Tensor) -> rg.Tensor:
 
 @row("tf.nn", "Mul", rg.nn.l2_normalize, FLOATS, scope="l2_normalize")
 def l2_normalize(x, axis=None, epsilon=1e-12, name=None, dim=None):
-    """Return `x / sqrt(max(sum(x²), epsilon))`: x with norm 1 along `axis` (all axes by default).
+    """Return `x / sqrt(max(sum(x²), epsilon))`, summed along `axis` (by default all axes).
 
     >>> import regrad as rg
     >>> import regrad.v1 as tf
@@ -423,8 +423,8 @@ def batch_normalization(
     Args:
         x: A tensor or array of real floats.
         mean, variance: The moments, which broadcast to x.
-        offset, scale: What is added and multiplied, which broadcast to x; None for nothing.
-        variance_epsilon: A small number that keeps the divisor from being 0.
+        offset, scale: The summand and the factor, which broadcast to x. None omits them.
+        variance_epsilon: A small number that prevents a division by zero.
 
     Returns:
         A tensor of x's shape and dtype.
@@ -458,19 +458,19 @@ def fused_batch_norm(
     variance: TensorLike = None, epsilon: float = 0.001, data_format: str = "NHWC",
     is_training: bool = True, name: str | None = None,
 ) -> FusedBatchNorm:  # fmt: skip
-    """Return images normalized by their own moments, or by given ones, and these moments.
+    """Return images normalized by their own or by given moments, and these moments.
 
     Args:
         x: Images in the order of `data_format`.
         scale, offset: One number for each channel.
         mean, variance: The moments to use if `is_training` is false.
-        epsilon: A small number that keeps the divisor from being 0.
+        epsilon: A small number that prevents a division by zero.
         data_format: "NHWC" or "NCHW".
-        is_training: Whether the images' own moments are used.
+        is_training: Whether to use the images' own moments.
 
     Returns:
         The images `y`, `batch_mean` and `batch_var`. In training the variance is the unbiased
-        estimate (of n - 1), as in TensorFlow.
+        estimate with the divisor n - 1, as in TensorFlow.
 
     A composition. Source: `tf.nn.fused_batch_norm`.
 
@@ -493,7 +493,7 @@ def fused_batch_norm(
 
 
 def bessel(x: TensorLike, axes: tuple[int, ...]) -> Any:
-    """n / (n - 1) for the n elements along the axes: the factor of an unbiased variance."""
+    """Return n / (n - 1) for the n elements along the axes, the factor of an unbiased variance."""
 
     def factor(x: rg.Tensor) -> Any:
         n = rg.sum(rg.ones_like(x), axis=axes)
@@ -504,10 +504,10 @@ def bessel(x: TensorLike, axes: tuple[int, ...]) -> Any:
 
 @row("tf.nn", "LRN", rg.nn.local_response_normalization, FLOATS)
 def local_response_normalization(input, depth_radius=5, bias=1, alpha=1, beta=0.5):
-    """Return the input divided by `(bias + alpha * sum(x ** 2)) ** beta` of nearby channels.
+    """Return the input divided by `(bias + alpha * sum(x ** 2)) ** beta` over nearby channels.
 
     Args:
-        depth_radius: How far channels are nearby.
+        depth_radius: The largest distance of a nearby channel.
         bias: The offset.
         alpha: The factor of the sum.
         beta: The exponent.
@@ -541,13 +541,13 @@ def bias_add(
     Args:
         value: A tensor or array of numbers.
         bias: A tensor or array of rank 1.
-        data_format: Where the channels are: last ("NHWC", None) or second ("NCHW").
+        data_format: The place of the channels: last ("NHWC", None) or second ("NCHW").
 
     Returns:
         A tensor of the value's shape and dtype.
 
     Raises:
-        ShapeError: the bias is not of rank 1, or does not fit the channels.
+        ShapeError: the bias does not have rank 1, or does not fit the channels.
         GraphError: the data format is unknown.
 
     Op type: `BiasAdd`. Source: `tf.nn.bias_add`.
@@ -576,7 +576,7 @@ gradient("BiasAdd", "b")(lambda dy: dy)
 
 @deferrable
 def _add_bias(value: rg.Tensor, bias: rg.Tensor, first: bool) -> Any:
-    shape, biases = value._data.shape, bias._data.shape  # `value.shape` would ask for the rank
+    shape, biases = value._data.shape, bias._data.shape  # `value.shape` needs a known rank
     if not isinstance(biases, UnknownRank):
         if len(biases) != 1:
             raise ShapeError(f"bias_add: Shape must be rank 1 but is rank {bias.ndim}: {biases}")
@@ -624,19 +624,20 @@ def dropout(
 
     Args:
         x: The input, floats.
-        keep_prob: The probability with which an element is kept: a number, or a tensor such as a
-            placeholder. If it is known to be 1, x comes back.
-        noise_shape: A shape that broadcasts to x's, if elements are to be dropped together;
-            None in it stands for x's size.
+        keep_prob: The probability of keeping an element: a number, or a tensor such as a
+            placeholder. If it is the constant 1, the result is x itself.
+        noise_shape: A shape that broadcasts to x's shape, to drop elements together. An entry
+            None means x's size.
         seed: See `tf.set_random_seed`.
         name: The name scope.
-        rate: `1 - keep_prob`, in its place.
+        rate: `1 - keep_prob`, an alternative to `keep_prob`.
 
     Returns:
         A tensor of x's shape and dtype.
 
     Raises:
-        GraphError: both or none of keep_prob and rate are passed, or a number is out of range.
+        GraphError: the caller passes both or neither of keep_prob and rate, or a number is out of
+            range.
 
     Source: `tf.nn.dropout`.
 
@@ -652,7 +653,7 @@ def dropout(
     with scope(name or "dropout"):
         x = convert_to_tensor(x)
         keep = convert_to_tensor(keep, x.dtype.base_dtype, name="keep_prob")
-        inner = current_graph().entering(x._read())  # the branch that is being built knows this one
+        inner = current_graph().entering(x._read())  # x in the branch being built
         shape = _noise_shape(inner._data.shape, noise_shape)
         noise = random_ops.noise(random_ops.UNIFORM, None, shape, x.dtype.base_dtype, seed)
         y = build("SelectV2", None, _drop, x, keep, noise)
@@ -690,18 +691,18 @@ def embedding_lookup(
     params: TensorLike, ids: TensorLike, partition_strategy: str = "mod", name: str | None = None,
     validate_indices: bool = True, max_norm: float | None = None,
 ) -> Any:  # fmt: skip
-    """Return the rows of a table with the numbers `ids`.
+    """Return the rows `ids` of a table.
 
     Args:
-        params: A table, or a list of tables that are one: their rows are dealt out in turns ("mod")
-            or follow each other ("div").
+        params: A table, or a list of parts of one table. With "mod", row i is in part
+            `i % len(params)`. With "div", the parts follow each other.
         ids: A tensor or array of integers.
         partition_strategy: "mod" or "div".
-        validate_indices: Without effect: an id out of range is an error of the run.
+        validate_indices: Without effect: an id out of range always raises in the run.
         max_norm: Must be None.
 
     Returns:
-        A tensor of the shape of the ids, followed by that of a row.
+        A tensor of the shape of the ids, followed by the shape of a row.
 
     Raises:
         ArgumentError: max_norm is not None.
@@ -714,7 +715,7 @@ def embedding_lookup(
     [[3.0], [1.0]]
     """
     if max_norm is not None:
-        raise ArgumentError("embedding_lookup: max_norm is not offered; call tf.clip_by_norm")
+        raise ArgumentError("embedding_lookup: max_norm is not supported; call tf.clip_by_norm")
     tables = list(params) if isinstance(params, list | tuple) else [params]
     name = name or "embedding_lookup"
     if len(tables) == 1:
@@ -734,7 +735,7 @@ def _embed(table: rg.Tensor, ids: rg.Tensor) -> Any:
 
 
 def _deal(ids: rg.Tensor, starts: np.ndarray) -> Any:
-    """The row numbers in the joined tables of rows that were dealt out in turns."""
+    """Return the rows of the joined parts for ids under the strategy "mod"."""
     n = len(starts)
     first = rg.astype(rg.take(rg.asarray(starts), ids % n), ids.dtype)
     return first + rg.floor_divide(ids, n)
@@ -753,7 +754,7 @@ class TopKV2(NamedTuple):
 
 @row("tf.nn", "TopKV2", kinds=REALS, k=as_sizes, sorted=None)
 def top_k(input, k=1, sorted=True):
-    """Return the k largest elements of each row, largest first, and their places (int32).
+    """Return the k largest elements of each row, largest first, and their indices (int32).
 
     >>> import regrad as rg
     >>> import regrad.v1 as tf
@@ -768,15 +769,15 @@ def top_k(input, k=1, sorted=True):
 def in_top_k(
     predictions: TensorLike, targets: TensorLike, k: TensorLike, name: str | None = None
 ) -> Any:
-    """Return, for each row, whether fewer than k classes are predicted above the target's class.
+    """Return, for each row, whether fewer than k predictions exceed the target's prediction.
 
     Args:
         predictions: A tensor or array of real floats, of the shape (rows, classes).
-        targets: A tensor or array of integers: the class of each row.
-        k: The number.
+        targets: A tensor or array of integers, the class of each row.
+        k: The number of top predictions that count as correct.
 
     Returns:
-        A tensor of bools, one for each row.
+        A tensor with a bool for each row.
 
     A composition. Source: `tf.nn.in_top_k`.
 

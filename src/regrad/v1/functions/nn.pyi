@@ -58,7 +58,7 @@ def weighted_cross_entropy_with_logits(
     name: str | None = None,
     targets: Any = None,
 ) -> Any:
-    """Return `sigmoid_cross_entropy_with_logits`, positive examples weighted by `pos_weight`."""
+    """Return `sigmoid_cross_entropy_with_logits`, with positive examples times `pos_weight`."""
 
 def log_poisson_loss(
     targets: Any, log_input: Any, compute_full_loss: Any = False, name: str | None = None

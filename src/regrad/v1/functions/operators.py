@@ -1,4 +1,4 @@
-"""Operators of tensors and Variables, with TensorFlow's names: `x + 1.0` is `add`, with `add/y`."""
+"""Operators of tensors and Variables, with TensorFlow's op names: `x + 1` is `add`, `add/y`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Operator = Callable[..., Any]
 
 
 def _pair(function: Operator, name: str) -> tuple[Operator, Operator]:
-    """An operator and its reflection."""
+    """Return an operator and its reflection."""
 
     def operator(self: Readable, other: TensorLike) -> Any:
         return function(self, other, name=name)
@@ -28,7 +28,7 @@ def _pair(function: Operator, name: str) -> tuple[Operator, Operator]:
 
 
 def _logical(for_bools: Operator, for_integers: Operator) -> Operator:
-    """An operator that is another op for bools than for integers."""
+    """Return an operator that makes one op type for bools and another for integers."""
 
     def function(x: TensorLike, y: TensorLike, name: str) -> Any:
         own = x if isinstance(x, Readable) else y
@@ -71,4 +71,4 @@ for _cls in (Tensor, Variable):
         setattr(_cls, f"__r{_name}__", _reflection)
     for _name, _function in OTHERS.items():
         setattr(_cls, f"__{_name}__", _function)
-Tensor.__eq__, Tensor.__ne__ = _equal, _not_equal  # (a Variable equals itself alone)
+Tensor.__eq__, Tensor.__ne__ = _equal, _not_equal  # a Variable equals only itself

@@ -1,7 +1,7 @@
-"""Random tensors of a graph, drawn anew in each run: `tf.random_normal` and its kin.
+"""Random tensors, such as `tf.random_normal`, which draw new numbers in each run.
 
-Each op has a generator of its own in the session. With a seed (the graph's, the op's, or both)
-every new session repeats the same numbers; without one they are fresh.
+Each op has its own generator in a session. With a seed (of the graph, of the op, or both) every
+new session repeats the same numbers. Without a seed the numbers differ between sessions.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ DEFAULT_GRAPH_SEED = 87654321
 
 
 def set_random_seed(seed: int | None) -> None:
-    """Set the seed of the default graph, for the random ops that are made from here on.
+    """Set the seed of the default graph, for random ops made after the call.
 
     Args:
-        seed: An integer; None for fresh numbers in each session.
+        seed: An integer, or None for new numbers in each session.
 
     Raises:
         ArgumentError: the seed is not an integer.
@@ -64,11 +64,11 @@ def set_random_seed(seed: int | None) -> None:
 
 
 def get_seed(op_seed: int | None) -> tuple[int | None, int | None]:
-    """The graph's seed and the op's for an op made now: both None if there is no seed at all."""
+    """Return the graph's seed and the op's seed for a new op. Without any seed both are None."""
     graph_seed, op_seed = get_default_graph().seed, _as_seed(op_seed)
     if graph_seed is None:
         return (None, None) if op_seed is None else (DEFAULT_GRAPH_SEED, op_seed)
-    if op_seed is None:  # the number of ops tells ops of one graph apart
+    if op_seed is None:  # the number of ops, so that ops of one graph differ
         op_seed = sum(len(graph.nodes) for graph in chain(current_graph()))
     return graph_seed, op_seed
 
@@ -81,7 +81,7 @@ def _as_seed(seed: int | None) -> int | None:
 
 
 def _seeds(op_seed: int | None) -> tuple[int, int]:
-    """The seeds as attributes: two zeros if there are none."""
+    """Return the seeds as attributes. Two zeros mean that there is no seed."""
     graph_seed, op_seed = get_seed(op_seed)
     if graph_seed is None or op_seed is None:
         return 0, 0
@@ -91,7 +91,8 @@ def _seeds(op_seed: int | None) -> tuple[int, int]:
 def _source(run: Any, seed: int, seed2: int, stream: int, region: bool) -> Any:
     """Return an op's source of numbers in a session: a generator, or a key in a traced plan.
 
-    A region (a branch, a loop's body) is run again for its gradient, and then draws the same.
+    The gradient of a region (a branch or a loop's body) runs the region again. The second run
+    draws the same numbers as the first.
     """
     if run.xp is not np:
         return JaxSource(run.key(stream))
@@ -111,11 +112,11 @@ def _source(run: Any, seed: int, seed2: int, stream: int, region: bool) -> Any:
 
 # -- the ops -------------------------------------------------------------------------------------
 
-KNOWN = np.ndarray, np.generic  # other arrays are those of a plan that is traced
+KNOWN = np.ndarray, np.generic  # arrays of other types belong to a traced plan
 
 
 def _random_op(type: str, kernel: Callable[..., Any], inputs: str, attrs: str = "") -> Op:
-    """An op type whose kernel is given the session's generator first."""
+    """Make an op type. Its kernel receives the session's generator as the first argument."""
 
     def draw(
         run: PlanRun,
@@ -181,7 +182,7 @@ SHUFFLE.rule = bind(_not_through_a_shuffle, SHUFFLE, "RandomShuffle")
 def draw(
     op: Op, name: str | None, spec: Spec, seed: int | None, *inputs: Tensor, **attrs: Any
 ) -> Tensor:
-    """A random op in the graph that is being built."""
+    """Add a random op to the graph that is being built, and return its output."""
     graph = current_graph()
     first, second = _seeds(seed)
     region = graph.outer is not None
@@ -196,7 +197,7 @@ def draw(
 def noise(
     op: Op, name: str | None, shape: TensorLike, dtype: dtypes.DTypeLike, seed: int | None
 ) -> Tensor:
-    """Numbers of a standard distribution; the shape may be a tensor."""
+    """Return numbers from a standard distribution. The shape may be a tensor."""
     dtype = dtypes.to_numpy(dtype)
     if dtype.kind != "f":
         raise DTypeError(f"{op.type} draws floats (or ints, by tf.random_uniform), got {dtype}")
@@ -209,14 +210,14 @@ def _spec(shape: Any, dtype: np.dtype) -> Spec:
 
 
 def shape_attribute(shape: TensorLike) -> Any:
-    """A shape, or a tensor of sizes, as an attribute; ValueError for a single number."""
+    """Return a shape or a tensor of sizes as an attribute. Raises ValueError for one number."""
     found = as_sizes(shape)
     if not isinstance(found, tuple | UnknownRank):
-        raise GraphError(f"Shape must be rank 1 but is rank 0: give [{shape}], not {shape}")
+        raise GraphError(f"Shape must be rank 1 but is rank 0: pass [{shape}], not {shape}")
     return found
 
 
-# -- what users call -----------------------------------------------------------------------------
+# -- public functions ----------------------------------------------------------------------------
 
 
 def _normal(
@@ -242,14 +243,14 @@ def random_normal(
 
     Args:
         shape: The sizes: numbers, or a tensor of integers.
-        mean: The mean, which may be a tensor, and has a gradient.
-        stddev: The standard deviation, likewise.
+        mean: The mean, which may be a tensor and has a gradient.
+        stddev: The standard deviation, which may be a tensor and has a gradient.
         dtype: The dtype of the result.
         seed: The seed of the op; see `set_random_seed`.
         name: The name of the op in the graph, by default 'random_normal'.
 
     Raises:
-        DTypeError: the dtype is not one of floats.
+        DTypeError: the dtype is not a float dtype.
 
     Op type: `AddV2`. Source: `tf.random_normal`.
 
@@ -269,14 +270,14 @@ def truncated_normal(
 
     Args:
         shape: The sizes: numbers, or a tensor of integers.
-        mean: The mean, which may be a tensor, and has a gradient.
-        stddev: The standard deviation of the normal numbers, likewise.
+        mean: The mean, which may be a tensor and has a gradient.
+        stddev: The standard deviation before truncation, which may be a tensor and has a gradient.
         dtype: The dtype of the result.
         seed: The seed of the op; see `set_random_seed`.
         name: The name of the op in the graph, by default 'truncated_normal'.
 
     Raises:
-        DTypeError: the dtype is not one of floats.
+        DTypeError: the dtype is not a float dtype.
 
     Op type: `AddV2`. Source: `tf.truncated_normal`.
 
@@ -292,19 +293,19 @@ def random_uniform(
     shape: TensorLike, minval: TensorLike = 0, maxval: TensorLike = None,
     dtype: dtypes.DTypeLike = dtypes.float32, seed: int | None = None, name: str | None = None,
 ) -> Tensor:  # fmt: skip
-    """Return numbers from `[minval, maxval)`, all equally likely.
+    """Return uniformly distributed numbers from `[minval, maxval)`.
 
     Args:
         shape: The sizes: numbers, or a tensor of integers.
         minval: The lower bound.
         maxval: The upper bound, by default 1 for floats.
-        dtype: The dtype of the result, of floats or integers.
+        dtype: The dtype of the result, a float or integer dtype.
 
     Returns:
         A tensor of this shape and dtype.
 
     Raises:
-        GraphError: the dtype is one of integers, and there is no maxval.
+        GraphError: the dtype is an integer dtype, and maxval is missing.
 
     Source: `tf.random_uniform`.
 
@@ -327,9 +328,9 @@ def random_uniform(
 
 
 def random_shuffle(value: TensorLike, seed: int | None = None, name: str | None = None) -> Tensor:
-    """Return the rows of a tensor in random order. It has no gradient, as in TensorFlow.
+    """Return the rows of a tensor in random order. As in TensorFlow, the op has no gradient.
 
-    To differentiate, shuffle the row numbers: `tf.gather(x, tf.random_shuffle(tf.range(n)))`.
+    To get a gradient, shuffle the row numbers: `tf.gather(x, tf.random_shuffle(tf.range(n)))`.
 
     Args:
         value: A tensor or array.
@@ -367,8 +368,8 @@ def multinomial(
     """Return, for each row of logits, classes drawn from `softmax(logits)`.
 
     Args:
-        logits: Of the shape (rows, classes).
-        num_samples: How many classes are drawn for a row.
+        logits: A tensor or array of the shape (rows, classes).
+        num_samples: The number of classes to draw for each row.
         seed: The seed of the op; see `set_random_seed`.
         name: The name of the op in the graph, by default 'multinomial'.
         output_dtype: The dtype of the result.
@@ -390,11 +391,11 @@ def categorical(
     logits: TensorLike, num_samples: TensorLike, dtype: dtypes.DTypeLike | None = None,
     seed: int | None = None, name: str | None = None,
 ) -> Tensor:  # fmt: skip
-    """Return classes for each row of logits, drawn as `multinomial` draws them.
+    """Return classes for each row of logits, drawn from `softmax(logits)` like `multinomial`.
 
     Args:
-        logits: Of the shape (rows, classes).
-        num_samples: How many classes are drawn for a row.
+        logits: A tensor or array of the shape (rows, classes).
+        num_samples: The number of classes to draw for each row.
         dtype: The dtype of the result.
         seed: The seed of the op; see `set_random_seed`.
         name: The name of the op in the graph, by default 'categorical'.
@@ -412,7 +413,7 @@ def categorical(
 def random_crop(
     value: TensorLike, size: TensorLike, seed: int | None = None, name: str | None = None
 ) -> Tensor:
-    """Return a block of this size from a random place of a tensor.
+    """Return a block of this size from a random position in a tensor.
 
     Args:
         value: A tensor or array.

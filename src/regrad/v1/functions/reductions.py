@@ -1,8 +1,8 @@
 """Reductions, scans, sorting and segments under TensorFlow's names.
 
-Integers stay what they are, as in TensorFlow: the sum of int32 is int32, and so is the mean,
-rounded towards zero. (regrad's own functions give int64 and float32.) Axes must be known when the
-graph is built.
+As in TensorFlow, integers keep their dtype. The sum of int32 is int32. The mean of int32 is int32
+too, rounded towards zero. (regrad's own functions return int64 and float32.) Axes must be known
+when the graph is built.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ def _keep_dtype(
     op_type: str | None, name: str, function: Callable[..., Any], x: TensorLike,
     prepare: Callable[[Any], Any] = lambda x: x, **options: Any,
 ) -> Any:  # fmt: skip
-    """Call `one_op`; what it makes of integers is brought back to their dtype.
+    """Call `one_op`, and cast the result for integers back to their dtype.
 
-    `prepare` brings them to the dtype in which they are computed, where that is another.
+    `prepare` casts the integers to the dtype of the computation.
     """
     x = tensor(x)
     dtype = dtype_of(x)
@@ -52,7 +52,7 @@ def _keep_dtype(
         return cast(y, dtype, name=whole)
 
 
-AXIS = "\n\nArgs:\n    axis: An axis, or a list of axes; None for all."
+AXIS = "\n\nArgs:\n    axis: An axis, a list of axes, or None for all."
 AXES = "axis=None, keepdims=None, name=None, reduction_indices=None, keep_dims=None"
 
 
@@ -96,10 +96,10 @@ def count_nonzero(
     input_tensor, axis=None, keepdims=None, dtype=dtypes.int64, name=None, reduction_indices=None,
     keep_dims=None,
 ):  # fmt: skip
-    """Return how many elements are not zero.
+    """Return the number of nonzero elements.
 
     Args:
-        axis: An axis, or a list of axes; None for all.
+        axis: An axis, a list of axes, or None for all.
 
     >>> import regrad as rg
     >>> import regrad.v1 as tf
@@ -125,7 +125,7 @@ def _first_by_default(axis: TensorLike) -> int:
 
 @row("tf", "ArgMax", rg.argmax, REALS, call=_position, axis=_first_by_default)
 def argmax(input, axis=None, name=None, dimension=None, output_type=dtypes.int64):
-    """Return the index of the first largest element along `axis`, by default the first.
+    """Return the index of the first largest element along `axis`, by default axis 0.
 
     >>> import regrad as rg
     >>> import regrad.v1 as tf
@@ -136,7 +136,7 @@ def argmax(input, axis=None, name=None, dimension=None, output_type=dtypes.int64
 
 @row("tf", "ArgMin", rg.argmin, REALS, call=_position, axis=_first_by_default)
 def argmin(input, axis=None, name=None, dimension=None, output_type=dtypes.int64):
-    """Return the index of the first smallest element along `axis`, by default the first.
+    """Return the index of the first smallest element along `axis`, by default axis 0.
 
     >>> import regrad as rg
     >>> import regrad.v1 as tf
@@ -152,7 +152,7 @@ def _scan(
     name: str, op_type: str, function: Callable[..., Any], what: str, shown: str
 ) -> Callable[..., Any]:
     def scan(x: Tensor, axis: int, **attrs: Any) -> Tensor:
-        # where the rank is unknown, and need not be asked for, the op itself
+        # Call the op itself if the rank is unknown, since a nonnegative axis needs no rank.
         direct = axis >= 0 and rank_of(x) is None
         return (rg.find_op(op_type).function if direct else function)(x, axis=axis, **attrs)
 
@@ -208,7 +208,7 @@ def sort(values, axis=-1, direction="ASCENDING"):
     stable=None,
 )  # fmt: skip
 def argsort(values, axis=-1, direction="ASCENDING", stable=False):
-    """Return the indices (int32) that sort the values along `axis`; equal values keep their order.
+    """Return the int32 indices that sort the values along `axis`. The sort is stable.
 
     >>> import regrad as rg
     >>> import regrad.v1 as tf
@@ -218,10 +218,10 @@ def argsort(values, axis=-1, direction="ASCENDING", stable=False):
 
 
 def invert_permutation(x: TensorLike, name: str | None = None) -> Any:
-    """Return the y with `y[x[i]] = i`.
+    """Return the inverse permutation y, with `y[x[i]] = i`.
 
     Args:
-        x: A tensor or array of integers: the numbers from 0 on, in any order.
+        x: A tensor or array of integers: the numbers from 0 to `len(x) - 1`, in any order.
 
     Returns:
         A tensor of x's shape and dtype.
@@ -243,7 +243,7 @@ def invert_permutation(x: TensorLike, name: str | None = None) -> Any:
 
 @row("tf", "UnsortedSegmentSum", rg.segment_sum, NUMBERS, same=False)
 def unsorted_segment_sum(data, segment_ids, num_segments):
-    """Return the sums of the slices of `data` that share an id; negative ids are dropped.
+    """Return the sums of the slices of `data` with the same id. Negative ids are dropped.
 
     >>> import regrad as rg
     >>> import regrad.v1 as tf
@@ -254,7 +254,7 @@ def unsorted_segment_sum(data, segment_ids, num_segments):
 
 @row("tf.math", None, kinds=NUMBERS, scope="UnsortedSegmentMean", same=False, deferred=True)
 def unsorted_segment_mean(data: Tensor, segment_ids: Tensor, num_segments: int) -> Tensor:
-    """Return the means of the slices of `data` that share an id; 0 for ids without slices.
+    """Return the means of the slices of `data` with the same id, or 0 for unused ids.
 
     >>> import regrad as rg
     >>> import regrad.v1 as tf
@@ -278,7 +278,7 @@ def _sum_all_segments(
 
 @row("tf", "UnsortedSegmentSum", unsorted_segment_sum, scope="SegmentSum", call=_sum_all_segments)
 def segment_sum(data, segment_ids):
-    """Return the sums of the slices of `data` that share an id, for ids up to the largest.
+    """Return the sums of the slices of `data` with the same id, for ids up to the largest.
 
     The ids need not be sorted.
 
@@ -291,7 +291,7 @@ def segment_sum(data, segment_ids):
 
 @row("tf", None, unsorted_segment_mean, scope="SegmentMean", call=_sum_all_segments)
 def segment_mean(data, segment_ids):
-    """Return the means of the slices of `data` that share an id; see `segment_sum`.
+    """Return the means of the slices of `data` with the same id; see `segment_sum`.
 
     >>> import regrad as rg
     >>> import regrad.v1 as tf
@@ -301,7 +301,7 @@ def segment_mean(data, segment_ids):
 
 
 def _segments(ids: TensorLike) -> Any:
-    """One more than the largest id."""
+    """Return the number of segments, one more than the largest id."""
     known = ids.numpy() if is_eager(ids) else rg_read(ids)._data.content
     if known is None or any(isinstance(n, Dim) for n in known.flat):
         return add(reduce_max(ids), 1)
@@ -309,7 +309,7 @@ def _segments(ids: TensorLike) -> Any:
 
 
 def _add_rows(slices: IndexedSlices, dtype: dtypes.DTypeLike | None, name: str | None) -> Any:
-    """The rows in a tensor of zeros."""
+    """Return IndexedSlices as a dense tensor: zeros, with the rows added."""
     if slices.dense_shape is None:
         raise GraphError("IndexedSlices without a dense_shape cannot be made a tensor")
     rows = convert_to_tensor(slices.dense_shape)[0]  # pyright: ignore[reportIndexIssue]

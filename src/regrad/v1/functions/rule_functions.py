@@ -1,7 +1,7 @@
-"""TensorFlow's functions for the gradients of op types: `nn_grad._ReluGrad(op, grad)` and its kin.
+"""TensorFlow's gradient functions of op types, such as `nn_grad._ReluGrad(op, grad)`.
 
-In TensorFlow they are spread over modules of which nobody remembers which has what; here each of
-the modules has all.
+TensorFlow spreads these functions over several modules. In regrad each of the modules has all of
+them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from regrad.core.rule_forms import OpView
 from regrad.errors import near
 from regrad.v1.graph.tensors import Tensor
 
-# names that are not made of the op type, as `_ReluGrad` is of Relu
+# Names that do not follow the pattern `_ReluGrad` for Relu.
 IRREGULAR = {
     "_BatchMatMul": "MatMul", "_BatchMatMulV2": "MatMul", "_ComplexAbsGrad": "Abs",
     "_ConcatGradV2": "ConcatV2", "_Conv3DBackpropFilterGrad": "Conv3DBackpropFilterV2",
@@ -26,12 +26,13 @@ IRREGULAR = {
 
 
 def rule_function(name: str) -> Callable[..., Any]:
-    """Return the function of this name, which takes `(op, grad, …)`.
+    """Return the gradient function of this name, which takes `(op, grad, …)`.
 
-    As in TensorFlow, it returns one tensor for an op of one input, else a list, with None where
-    there is no gradient.
+    As in TensorFlow, the function returns one tensor for an op with one input. For an op with
+    several inputs it returns a list, with None for inputs without a gradient.
 
-    Raises AttributeError, with near names, for a name without an op type that has a gradient.
+    Raises AttributeError, with similar names, unless the name belongs to an op type with a
+    gradient.
     """
     known = names()
     if name not in known:
@@ -49,7 +50,7 @@ def rule_function(name: str) -> Callable[..., Any]:
 
 
 def names() -> dict[str, str]:
-    """The names of the functions, with their op types."""
+    """Return the names of the functions, with their op types."""
     regular = {f"_{op_type}Grad": op_type for op_type in [*ALIASES, *OPS]}
     named = {**regular, **IRREGULAR}
     return {name: t for name, t in named.items() if not isinstance(_rule(t), NoGradient | NoRule)}
@@ -60,5 +61,5 @@ def _rule(op_type: str) -> Rule:
 
 
 def list_names() -> list[str]:
-    """Return the names that a module of these functions shows."""
+    """Return the names of the functions, sorted, for `dir`."""
     return sorted(names())

@@ -1,7 +1,7 @@
 """Fourier transforms under TensorFlow's names: `tf.fft`, `tf.spectral.rfft`, …
 
-Complex ones take complex tensors (`tf.cast` makes them of real ones), as TensorFlow's do. All are
-functions of `regrad.fft`, along the last one, two or three axes.
+As in TensorFlow, `tf.fft` and its variants take complex tensors. (`tf.cast` converts real
+tensors.) All functions call `regrad.fft`, along the last one, two or three axes.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ __all__ = [
 
 
 def _along(op_type: str, count: int) -> Callable[[rg.Tensor], Any]:
-    """An op along the last axes, which needs no rank to be made."""
+    """Return a function that makes an op along the last axes, without reading the rank."""
     function, axes = rg.find_op(op_type).function, tuple(range(-count, 0))
     return lambda x: function(x, axes=axes, norm="backward")
 
 
 def _transform(name: str, op_type: str, count: int) -> Callable[..., Any]:
-    """Make the row of a transform along so many axes; the transform of a 1 is shown."""
+    """Make the row of a transform along `count` axes. Its example transforms a 1."""
     inverse = "inverse " * (op_type == "IFFT")
     axes = "axis" if count == 1 else f"{('two', 'three')[count - 2]} axes"
     brackets, close = "[" * count, "]" * count
@@ -74,7 +74,7 @@ def rfft(input_tensor, fft_length=None):
 
 @row("tf.spectral", "IRFFT", _half(rg.fft.irfftn, 1), COMPLEX, scope="irfft", fft_length=_lengths)
 def irfft(input_tensor, fft_length=None):
-    """Return the inverse of `rfft`: real numbers.
+    """Return the inverse of `rfft`, which is real.
 
     >>> import regrad as rg
     >>> import regrad.v1 as tf
@@ -85,7 +85,7 @@ def irfft(input_tensor, fft_length=None):
 
 @row("tf.spectral", None, _half(rg.fft.rfftn, 2), FLOATS, scope="rfft2d", fft_length=_lengths)
 def rfft2d(input_tensor, fft_length=None):
-    """Return `rfft` along the last axis, after that `fft` along the one before it.
+    """Return `rfft` along the last axis, then `fft` along the axis before it.
 
     >>> import regrad as rg
     >>> import regrad.v1 as tf
@@ -107,7 +107,7 @@ def irfft2d(input_tensor, fft_length=None):
 
 @row("tf.spectral", None, _half(rg.fft.rfftn, 3), FLOATS, scope="rfft3d", fft_length=_lengths)
 def rfft3d(input_tensor, fft_length=None):
-    """Return `rfft` along the last axis, after that `fft` along the two before it.
+    """Return `rfft` along the last axis, then `fft` along the two axes before it.
 
     >>> import regrad as rg
     >>> import regrad.v1 as tf
@@ -129,7 +129,7 @@ def irfft3d(input_tensor, fft_length=None):
 
 @row("tf.signal", None, rg.fft.fftshift, scope="fftshift", axes=axes_of)
 def fftshift(x, axes=None):
-    """Return x with the frequency 0 in the middle of the axes.
+    """Return x with frequency 0 shifted to the middle of the axes.
 
     >>> import regrad as rg
     >>> import regrad.v1 as tf
@@ -140,7 +140,7 @@ def fftshift(x, axes=None):
 
 @row("tf.signal", None, rg.fft.ifftshift, scope="ifftshift", axes=axes_of)
 def ifftshift(x, axes=None):
-    """Return x with `fftshift` undone.
+    """Return the inverse of `fftshift`.
 
     >>> import regrad as rg
     >>> import regrad.v1 as tf

@@ -1,4 +1,4 @@
-"""Graphs as TensorFlow 1 shows them: tensors, ops, scopes, variables, control flow, gradients.
+"""TensorFlow 1's graphs: tensors, ops, scopes, variables, control flow and gradients.
 
-Each stands on a node of `regrad.graph`. No function of TensorFlow's API that computes lives here.
+Each op wraps a node of `regrad.graph`. The functions that compute are in `regrad.v1.functions`.
 """

@@ -1,4 +1,4 @@
-"""The order in which ops run, branches and loops, and ops that call Python."""
+"""Control dependencies, branches, loops, and ops that call Python."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ NO_OP = graph_op("NoOp", lambda xp: (), name="no_op", several=True)
 
 
 def no_op(name: str | None = None) -> Operation:
-    """Return an op that does nothing; what it depends on runs before it.
+    """Return an op that does nothing. Its control dependencies run before it.
 
     Returns:
-        The Operation, whose value in a run is None.
+        The Operation. Its value in a run is None.
 
     Raises:
         GraphError: the graph is finalized.
@@ -52,19 +52,19 @@ def no_op(name: str | None = None) -> Operation:
     return operation(current_graph().own_nodes[-1])
 
 
-# The dtype of one result, or those of several.
+# The dtype of one result, or the dtypes of several results.
 DTypes = dtypes.DTypeLike | list[dtypes.DTypeLike] | tuple[dtypes.DTypeLike, ...]
 
 
 def group(*inputs: TensorLike, name: str | None = None, **options: Any) -> Operation:
-    """Return an op that has run when all of these ops and tensors have.
+    """Return an op that runs after all of these ops and tensors.
 
     Args:
         *inputs: Ops and tensors, or containers of them.
         **options: Without effect.
 
     Returns:
-        The Operation (a `NoOp`), whose value in a run is None.
+        The Operation, a `NoOp`. Its value in a run is None.
 
     Raises:
         ArgumentError: an input is neither a tensor nor an op.
@@ -90,18 +90,18 @@ def tuple_(
     tensors: Sequence[TensorLike | None], name: str | None = None,
     control_inputs: Sequence[TensorLike] | None = None,
 ) -> list[Any]:  # fmt: skip
-    """Return the tensors, each of them ready only when all of them are.
+    """Return the tensors, each available only after all of them have been computed.
 
     Args:
-        tensors: Tensors; None for those that are left out.
-        control_inputs: Further ops and tensors to wait for.
+        tensors: Tensors. An entry may be None.
+        control_inputs: Additional ops and tensors to wait for.
 
     Returns:
-        A list of tensors like the ones passed, with None in the same places.
+        A list of copies of the tensors, with None where `tensors` has None.
 
     Raises:
-        GraphError: there is no tensor among them.
-        DTypeError: one of them cannot become a tensor.
+        GraphError: `tensors` contains no tensor.
+        DTypeError: an entry cannot become a tensor.
 
     Op type: `Identity`, one for each. Source: `tf.tuple`.
 
@@ -127,25 +127,26 @@ def cond(
     false_fn: Callable[[], Any] | None = None, strict: bool = False, name: str | None = None,
     fn1: Callable[[], Any] | None = None, fn2: Callable[[], Any] | None = None,
 ) -> Any:  # fmt: skip
-    """Return the result of `true_fn()` or `false_fn()`; the run computes the chosen branch only.
+    """Return the result of `true_fn()` or `false_fn()`. A run computes only the chosen branch.
 
-    Both functions are called once, to build their branches, and must return the same structure of
-    tensors, with the same dtypes. Ops inside are bound to the overrides in force here. A result
-    that is a list of one tensor is that tensor, unless `strict`.
+    `cond` calls both functions once, to build their branches. They must return the same structure
+    of tensors, with the same dtypes. Ops inside are bound to the overrides that are active at the
+    call. A list of one tensor is returned as the tensor itself, unless `strict` is true.
 
     Args:
         pred: A bool tensor of rank 0.
-        true_fn, false_fn: Functions without arguments, which return tensors or containers of them.
-        strict: Keep a result that is a list of one tensor a list.
+        true_fn, false_fn: Functions without arguments that return tensors or containers of them.
+        strict: Return a list of one tensor as a list.
         name: The name of the op in the graph.
         fn1, fn2: The old names of `true_fn` and `false_fn`.
 
     Returns:
-        A structure of tensors like the one that the functions return.
+        A structure of tensors, the same that the functions return.
 
     Raises:
-        ArgumentError: pred is a Python bool (use `if`) or not of bools; a function is not callable.
-        ShapeError: pred is not of rank 0.
+        ArgumentError: pred is a Python bool (use `if`), its dtype is not bool, or a function is
+            not callable.
+        ShapeError: pred does not have rank 0.
         GraphError: the branches differ in structure or dtypes, or one returns None.
 
     Source: `tf.cond`.
@@ -191,7 +192,7 @@ def _branch(function: Callable[[], Any], name: str, strict: bool) -> tuple[Graph
 
 
 def _result(leaf: TensorLike, targets: list[Node], name: str) -> Tensor:
-    """A result of a branch; an op is run, and stands for nothing."""
+    """Return a result of a branch as a tensor. An op runs too, and its result is True."""
     if isinstance(leaf, Operation):
         targets.append(leaf._node)
         return convert_to_tensor(True)
@@ -226,13 +227,13 @@ def case(
 
     Args:
         pred_fn_pairs: Pairs of a bool tensor of rank 0 and a function, or a dict of them.
-        default: The function for the case that no predicate is true; without it, the last pair's.
-        exclusive: Without effect: that several predicates are true is not an error.
-        strict: Keep a result that is a list of one tensor a list.
+        default: The function to use if no predicate is true. By default the last pair's function.
+        exclusive: Without effect: several true predicates are not an error.
+        strict: Return a list of one tensor as a list.
         name: The name of the ops in the graph.
 
     Returns:
-        A structure of tensors like the one that the functions return.
+        A structure of tensors, the same that the functions return.
 
     Raises:
         GraphError: there are no pairs, or the functions differ in structure or dtypes.
@@ -272,27 +273,27 @@ def while_loop(
 ) -> Any:  # fmt: skip
     """Return the loop variables after `body(*loop_vars)`, repeated while `cond(*loop_vars)` holds.
 
-    Both functions are called once, to build the loop. The loop variables keep their dtypes, and
-    their static shapes unless `shape_invariants` has looser ones. Gradients pass, to any order;
-    the backward pass runs the loop again.
+    `while_loop` calls both functions once, to build the loop. The loop variables keep their
+    dtypes. They also keep their static shapes unless `shape_invariants` has looser ones. Gradients
+    of any order pass through the loop. The backward pass runs the loop again.
 
     Args:
         cond: A function of the loop variables that returns a bool tensor of rank 0.
         body: A function of the loop variables that returns their next values.
-        loop_vars: The first values: tensors, numbers or arrays, and containers of them.
-        shape_invariants: A TensorShape for each loop variable, which all iterations fit.
+        loop_vars: The initial values: tensors, numbers or arrays, and containers of them.
+        shape_invariants: A TensorShape for each loop variable, which every iteration must fit.
         parallel_iterations, swap_memory: Without effect.
-        back_prop: Whether gradients pass.
+        back_prop: Whether gradients pass through the loop.
         name: The name of the op in the graph.
-        maximum_iterations: The most iterations there are, a number.
-        return_same_structure: Keep a list of one loop variable a list.
+        maximum_iterations: The maximum number of iterations, a Python number.
+        return_same_structure: Return a list of one loop variable as a list.
 
     Returns:
         The loop variables after the loop, in the structure that `body` returns.
 
     Raises:
         ArgumentError: a function is not callable, or the condition is not a bool.
-        GraphError: there are no loop variables, or body returns another number of them.
+        GraphError: loop_vars is empty, or body returns a different number of values.
         DTypeError: a loop variable changes its dtype.
         ShapeError: a loop variable does not keep its static shape.
 
@@ -331,7 +332,7 @@ def while_loop(
 
 
 def _unlisted(loop_vars: Any) -> Any:
-    """Loop variables, each a tensor (a list of numbers is not one)."""
+    """Return the loop variables with each number or array converted to a tensor."""
     if isinstance(loop_vars, list | tuple) and not hasattr(loop_vars, "_fields"):
         plain = int | float | np.ndarray | np.generic
         made = [convert_to_tensor(v) if isinstance(v, plain) else v for v in loop_vars]
@@ -396,9 +397,9 @@ def _check_condition(y: rg.Tensor) -> None:
 
 
 def _after(x: rg.Tensor, y: rg.Tensor, spec: Spec) -> Spec:
-    """Return the spec of a loop variable after the loop: what every iteration preserves.
+    """Return the spec of a loop variable after the loop, which every iteration must preserve.
 
-    x is it at the beginning of an iteration, and y at the end.
+    x is the loop variable at the beginning of an iteration, and y at the end.
     """
     if y._data.dtype != spec.dtype:
         raise DTypeError(
@@ -409,7 +410,7 @@ def _after(x: rg.Tensor, y: rg.Tensor, spec: Spec) -> Spec:
     what = f"while_loop: a loop variable enters with shape {enters}"
     if enters.is_fully_defined() and leaves.is_fully_defined() and enters != leaves:
         raise ShapeError(
-            f"{what} and has {leaves} after one iteration. To allow it give "
+            f"{what} and has {leaves} after one iteration. To allow it pass "
             "shape_invariants=[tf.TensorShape([None, ...])]."
         )
     before, after = x._data.shape, y._data.shape
@@ -419,7 +420,7 @@ def _after(x: rg.Tensor, y: rg.Tensor, spec: Spec) -> Spec:
     same = [dims.same((m,), (n,)) is True for m, n in zip(before, after, strict=True)]
     if any(isinstance(m, int) and not kept for m, kept in zip(before, same, strict=True)):
         raise ShapeError(
-            f"{what}, and after one iteration only {leaves} is known. Give "
+            f"{what}, and after one iteration only {leaves} is known. Pass "
             "shape_invariants=[tf.TensorShape([None, ...])], or call set_shape in the body."
         )
     shape = [n if kept else None for n, kept in zip(spec.shape or (), same, strict=True)]
@@ -431,7 +432,7 @@ def _after(x: rg.Tensor, y: rg.Tensor, spec: Spec) -> Spec:
 
 def _call_python(xp: Any, xs: Sequence[Any], func: Callable[..., Any], Tout: Any) -> Any:
     try:
-        answer = func(*[np.array(x) for x in xs])  # func may write to them
+        answer = func(*[np.array(x) for x in xs])  # func may write to its arrays
     except Exception as error:
         raise errors.UnknownError(f"{type(error).__name__}: {error}") from error
     values = list(answer) if isinstance(answer, list | tuple) else [answer]
@@ -451,7 +452,7 @@ def _returned(value: Any, dtype: np.dtype, index: int) -> np.ndarray:
         raise errors.InvalidArgumentError(
             f"py_func: the {index}-th value returned has the type {array.dtype}, expected {dtype}"
         )
-    return array.astype(dtype)  # a copy: func may keep its own
+    return array.astype(dtype)  # a copy, since func may keep its array
 
 
 PY_FUNC, PY_FUNC_STATELESS = (
@@ -466,18 +467,18 @@ def py_func(
 ) -> Any:  # fmt: skip
     """Return the result of a Python function of NumPy arrays, as an op.
 
-    The static shapes of the results are unknown. There is no gradient unless an override of the
+    The static shapes of the results are unknown. The op has no gradient unless an override of the
     op type `PyFunc` sets one.
 
     Args:
-        func: A function of NumPy arrays; the arrays are its own, to be written to.
-        inp: The tensors whose values it gets.
+        func: A function of NumPy arrays. It may write to the arrays.
+        inp: The tensors whose values `func` receives.
         Tout: The dtype of the result, or a list of dtypes.
-        stateful: Whether the op type is `PyFunc`, otherwise `PyFuncStateless`.
+        stateful: If true the op type is `PyFunc`, otherwise `PyFuncStateless`.
         name: The name of the op in the graph.
 
     Returns:
-        A tensor; with a list of dtypes a list of tensors, with an empty one the Operation.
+        A tensor; a list of tensors if Tout is a list; the Operation if Tout is an empty list.
 
     Raises:
         DTypeError: an input cannot become a tensor.
@@ -508,13 +509,13 @@ def py_func(
 def numpy_function(
     func: Callable[..., Any], inp: Sequence[TensorLike], Tout: DTypes, name: str | None = None
 ) -> Any:
-    """Return the result of a Python function of NumPy arrays: `py_func` under its later name.
+    """Return the result of a Python function of NumPy arrays. The newer name of `py_func`.
 
     Args:
         func, inp, Tout, name: As for `py_func`.
 
     Returns:
-        A tensor; with a list of dtypes a list of tensors.
+        A tensor; a list of tensors if Tout is a list.
 
     Raises:
         DTypeError: an input cannot become a tensor.
@@ -550,14 +551,14 @@ def Print(
     input_: TensorLike, data: Sequence[TensorLike], message: str | None = None,
     first_n: int | None = None, summarize: int | None = None, name: str | None = None,
 ) -> Tensor:  # fmt: skip
-    """Return the input as it is; when it is computed, the values of `data` are printed on stderr.
+    """Return the input unchanged. When a run computes it, the values of `data` go to stderr.
 
     Args:
         input_: A tensor.
         data: Tensors to print.
         message: Text before the values.
-        first_n: How many times it prints; by default each time.
-        summarize: How many elements of each tensor are printed, by default 3.
+        first_n: The number of runs that print. By default every run prints.
+        summarize: The number of elements to print of each tensor, by default 3.
         name: The name of the op in the graph.
 
     Returns:
@@ -597,14 +598,14 @@ def Assert(
     condition: TensorLike, data: Sequence[TensorLike], summarize: int | None = None,
     name: str | None = None,
 ) -> Operation:  # fmt: skip
-    """Return an op that raises in the run, with `data`, unless the condition holds.
+    """Return an op that raises in the run unless the condition holds. The error shows `data`.
 
-    Let what is to be checked depend on it: `with tf.control_dependencies([tf.Assert(...)])`.
+    Make the ops that rely on the condition in `with tf.control_dependencies([tf.Assert(...)])`.
 
     Args:
-        condition: A bool tensor; all of its elements must be true.
+        condition: A bool tensor. All of its elements must be true.
         data: Tensors that the error shows.
-        summarize: How many elements of each tensor are shown, by default 3.
+        summarize: The number of elements to show of each tensor, by default 3.
         name: The name of the op in the graph.
 
     Returns:

@@ -1,4 +1,4 @@
-"""The values that become tensors of the graph or attributes of ops, and how ops are made."""
+"""Conversion of values to tensors of the graph and attributes of ops, and the building of ops."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ __all__ = ["constant", "convert_to_tensor"]
 
 
 def as_array(value: TensorLike, dtype: DType | None = None) -> np.ndarray:
-    """A constant's values: Python ints are int32 and floats float32, arrays keep their dtype."""
+    """Return a value as an array. Python ints become int32 and floats float32."""
     wanted = None if dtype is None else dtype._dtype
     if isinstance(value, str | bytes):
         value = np.array(value if isinstance(value, bytes) else value.encode(), object)
@@ -51,7 +51,7 @@ def as_array(value: TensorLike, dtype: DType | None = None) -> np.ndarray:
 
 
 def _converted(array: np.ndarray, dtype: np.dtype) -> np.ndarray:
-    """Python numbers under a dtype, which must hold them."""
+    """Return Python numbers as an array of a dtype. Raises if the dtype cannot hold them."""
     return array.astype(dtype) if dtype.kind == "O" else numbers.under(array, dtype)
 
 
@@ -65,7 +65,7 @@ def _as_bytes(array: np.ndarray) -> np.ndarray:
 
 
 def _python_dtype(array: np.ndarray, value: TensorLike) -> Any:
-    """The dtype of Python numbers; NumPy's scalars in a list keep theirs."""
+    """Return the dtype for Python numbers. NumPy scalars in a list keep their dtype."""
     if array.dtype.kind == "f" and not _holds_numpy(value):
         return np.float32
     if array.dtype.kind in "iu" and not _holds_numpy(value):
@@ -81,7 +81,7 @@ def _holds_numpy(value: Any) -> bool:
 
 
 def _fits(array: np.ndarray, wanted: np.dtype, plain: bool) -> bool:
-    """Return whether values may become a dtype: ints floats, but fractions not ints."""
+    """Return whether values may become a dtype. Ints may become floats, fractions not ints."""
     if array.dtype.kind == "b" or wanted.kind == "b":
         return array.dtype.kind == wanted.kind
     order = "iufc"
@@ -99,14 +99,16 @@ def constant(
     value: TensorLike, dtype: dtypes.DTypeLike | None = None, shape: ShapeLike = None,
     name: str = "Const", verify_shape: bool = False,
 ) -> Tensor:  # fmt: skip
-    """Return a constant tensor: Python ints are int32 and floats float32, arrays keep their dtype.
+    """Return a constant tensor.
+
+    By default Python ints become int32, Python floats float32, and arrays keep their dtype.
 
     Args:
         value: A number, a string, an array, or a list of them.
-        dtype: The dtype of the result; by default that of the value.
-        shape: The shape. A single value fills it, a shorter list is continued by its last element.
+        dtype: The dtype of the result. By default the value's dtype.
+        shape: The shape. A single value fills it. The last element of a shorter list is repeated.
         name: The name of the op in the graph.
-        verify_shape: Refuse a value that does not have the shape itself.
+        verify_shape: Raise unless the value itself has this shape.
 
     Returns:
         A tensor of the value's shape, or of `shape`.
@@ -141,19 +143,19 @@ def convert_to_tensor(
     value: TensorLike, dtype: dtypes.DTypeLike | None = None, name: str | None = None,
     preferred_dtype: dtypes.DTypeLike | None = None,
 ) -> Tensor:  # fmt: skip
-    """Return a value as a tensor of the graph; tensors come back as they are.
+    """Return a value as a tensor of the graph. A tensor is returned unchanged.
 
     Args:
-        value: A tensor, a variable, an array, a number, or a list of them, which is packed.
+        value: A tensor, a variable, an array, a number, or a list of them. A list is stacked.
         dtype: The dtype of the result.
-        name: The name of the op in the graph, if one is made.
-        preferred_dtype: The dtype, if the value can have it and `dtype` is None.
+        name: The name of the op in the graph, if the conversion makes an op.
+        preferred_dtype: The dtype to use if `dtype` is None and the value can have this dtype.
 
     Returns:
         A tensor of the value's shape.
 
     Raises:
-        DTypeError: a tensor has another dtype than the one asked for.
+        DTypeError: the value is a tensor whose dtype is not `dtype`.
         ArgumentError: the value is an op or a function.
         GraphError: the value is None.
 
@@ -171,7 +173,7 @@ def convert_to_tensor(
         value = value.as_list()
     if is_tensor(value):
         found = value if isinstance(value, Tensor) else face(rg_read(value))
-        if isinstance(found, rg.Tensor):  # a value of eager mode enters the graph
+        if isinstance(found, rg.Tensor):  # an eager tensor becomes a constant
             found = constant(found.numpy(), name=name or "Const")
         if found._symbol.node.op.type == "VariableV2":
             found = face(found._read())
@@ -209,9 +211,9 @@ def _holds_tensors(values: Sequence[TensorLike]) -> bool:
 
 
 def same_dtype(name: str, *values: TensorLike) -> list[Any]:
-    """Values as tensors of one dtype: that of the first tensor among them, which numbers take.
+    """Return the values as tensors of one dtype, which is the dtype of the first tensor.
 
-    Raises TypeError for tensors of different dtypes.
+    Numbers take this dtype. Raises TypeError for tensors of different dtypes.
     """
     known = [v for v in values if is_tensor(v)]
     if not known:
@@ -234,7 +236,7 @@ def same_dtype(name: str, *values: TensorLike) -> list[Any]:
 
 
 def _operand_name(i: int) -> str | None:
-    """Return the name of the constant for an operand, as TensorFlow has it: `add/x`, `add/y`."""
+    """Return the name of an operand's constant: x, y or z, for `add/x` and `add/y`."""
     return "xyz"[i] if i < 3 else None
 
 
@@ -245,9 +247,10 @@ def _is_eager(value: Any) -> bool:
 def build(
     op_type: str, name: str | None, function: Callable[..., Any], *tensors: TensorLike, **attrs: Any
 ) -> Any:
-    """Call one of regrad's functions; the op of type `op_type` that it makes gets the name.
+    """Call a regrad function, and name the op of type `op_type` that it makes.
 
-    Tensors are converted (unless all are regrad's eager ones, which are computed at once).
+    `build` converts the arguments to tensors of the graph. If all are eager Tensors, it returns
+    the eager result instead.
     """
     if any(_is_eager(t) for t in tensors) and all(_is_eager(t) or t is None for t in tensors):
         return function(*tensors, **attrs)
@@ -258,7 +261,7 @@ def build(
 
 
 def static_value(value: TensorLike, what: str) -> Any:
-    """An attribute (an axis, say) as Python ints; a tensor must be a known constant."""
+    """Return an attribute, such as an axis, as Python ints. A tensor's value must be known."""
     if isinstance(value, Tensor):
         content = value._symbol.content
         if content is None or any(isinstance(n, Dim) for n in content.flat):
@@ -275,9 +278,9 @@ def static_value(value: TensorLike, what: str) -> Any:
 
 
 def as_sizes(value: TensorLike) -> Any:
-    """Sizes given as numbers, Dimensions, tensors, or a tensor, as an attribute of an op.
+    """Return sizes (numbers, Dimensions, tensors, or one tensor) as an attribute of an op.
 
-    Numbers stay numbers; what only the run can tell is read in the run.
+    Numbers stay numbers. A size that is known only in the run is read in the run.
     """
     if isinstance(value, TensorShape):
         value = value.as_list()
@@ -291,10 +294,10 @@ def as_sizes(value: TensorLike) -> Any:
         x = convert_to_tensor(value)._read()
         node = x._data.node
         if x._data.content is None and node.op is SHAPE:
-            return node.xs[0]._data.shape  # of a tensor of unknown rank
+            return node.xs[0]._data.shape  # the tensor has unknown rank
         return as_attribute(x)
     if value is None:
-        raise GraphError("a size is None here; give a number, -1 or tf.shape(x)[i]")
+        raise GraphError("a size is None here; pass a number, -1 or tf.shape(x)[i]")
     return int(value)
 
 

@@ -1,4 +1,4 @@
-"""Graphs to look at: a table, a picture, and its source in Graphviz's language."""
+"""Graphs as a table, as a picture, and as a source in Graphviz's language."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from regrad.graph.plan import needed
 from regrad.inspection.drawings import Arrow, Box, BoxKind, Drawing
 from regrad.v1.graph.static_shapes import TensorShape
 
-# -- what there is to tell -----------------------------------------------------------------------
+# -- texts of ops --------------------------------------------------------------------------------
 
 
 def is_overridden(node: Node) -> bool:
-    """Return whether a `gradient_override_map` put an op's rule in force."""
+    """Return whether a `gradient_override_map` set the rule of an op."""
     return isinstance(node.rule, CountedRule)
 
 
 def rule_name(node: Node) -> str:
-    """Return the name of the rule in force, `built in`, or `none` for ops without a gradient."""
+    """Return the name of an op's rule, `built in`, or `none` for ops without a gradient."""
     rule = node.rule
     if isinstance(rule, NoGradient):
         return "none"
@@ -46,7 +46,7 @@ def _outputs(node: Node) -> str:
 
 
 def _select(graph: OpGraph, of: Sequence[Node] | None) -> list[Node]:
-    """Return all ops of a graph, or only those that some of them need."""
+    """Return all ops of a graph, or only the ops that `of` needs."""
     return graph.nodes if of is None else needed(of, set())
 
 
@@ -56,14 +56,14 @@ HEADER = ("name", "type", "output", "rule")
 
 
 def summary(graph: OpGraph, limit: int | None = None, of: Sequence[Node] | None = None) -> str:
-    """A table of the ops: name, type, dtype and shape of the output, and the rule in force.
+    """Return a table of the ops: name, type, dtype and shape of the output, and rule.
 
     Args:
-        limit: How many ops to list (all by default).
-        of: Tensors or ops; only what these need is listed.
+        limit: The number of ops to list, by default all.
+        of: Tensors or ops. Only the ops that they need are listed.
 
-    Rules that a `gradient_override_map` put in force are marked with `*`; control characters in
-    names are escaped.
+    Rules that a `gradient_override_map` set are marked with `*`. Control characters in names are
+    escaped.
 
     >>> import regrad.v1 as tf
     >>> with tf.Graph().as_default() as g:
@@ -103,15 +103,16 @@ KINDS: dict[str, BoxKind] = {"Placeholder": "input", "VariableV2": "variable", "
 
 
 def draw(graph: OpGraph, of: Sequence[Node] | None = None, initializers: bool = False) -> Drawing:
-    """The graph as a `Drawing`: `svg` draws it with Graphviz, `html` is a page to look around in.
+    """Return the graph as a `Drawing`, with `svg` (by Graphviz) and `html` (an interactive page).
 
     Args:
-        of: Tensors or ops; only what these need is drawn (by default all).
+        of: Tensors or ops. Only the ops that they need are drawn, by default all ops.
         initializers: Whether to draw the ops that only initialize Variables, too.
 
-    Name scopes are boxes, of which as many are open as leave the picture legible. An op shows its
-    name, its type (unless that is its name), and the dtype and shape of its output; constants of
-    one element show it. An op that a `gradient_override_map` bound is orange, and names its rule.
+    Name scopes are boxes. As many boxes are open as keep the picture legible. An op shows its name,
+    its type (if it differs from the name), and the dtype and shape of its output. Constants of one
+    element show the element. An op that a `gradient_override_map` bound is orange and shows the
+    name of its rule.
     """
     nodes = _select(graph, of)
     if of is None and not initializers:
@@ -126,13 +127,13 @@ def draw(graph: OpGraph, of: Sequence[Node] | None = None, initializers: bool = 
 
 
 def to_dot(graph: OpGraph, of: Sequence[Node] | None = None, rankdir: str = "TB") -> str:
-    """The source of a picture of the graph, with all scopes open, for the program `dot`.
+    """Return the source of a picture of the graph for the program `dot`, with all scopes open.
 
     Args:
-        of: Tensors or ops; only what these need is drawn (by default all).
-        rankdir: Where edges run: `"TB"` down, `"BT"` up, `"LR"` to the right, `"RL"` to the left.
+        of: Tensors or ops. Only the ops that they need are drawn, by default all ops.
+        rankdir: The direction of edges: `"TB"` down, `"BT"` up, `"LR"` right, `"RL"` left.
 
-    See `draw` for what is shown; control dependencies are dashed.
+    See `draw` for the contents. Control dependencies are dashed.
     """
     return draw(graph, of, initializers=True).dot(rankdir)
 
@@ -141,22 +142,22 @@ def to_svg(
     graph: OpGraph, path: str | os.PathLike[str] | None = None, of: Sequence[Node] | None = None,
     rankdir: str = "TB", depth: int | None = None,
 ) -> str:  # fmt: skip
-    """The picture of `draw` as SVG, written to `path`, whole or not at all, if one is given.
+    """Return the picture of `draw` as SVG, and write it to `path` if the caller passes one.
 
     Args:
-        path: A file to write.
-        of: Tensors or ops; only what these need is drawn (by default all but initializers).
-        rankdir: As for `to_dot`.
-        depth: How many levels of scopes are open; by default as many as leave it legible.
+        path: A file to write. The file is replaced atomically.
+        of: Tensors or ops. Only the ops that they need are drawn, by default all but initializers.
+        rankdir: See `to_dot`.
+        depth: The number of levels of open scopes. By default as many as keep the picture legible.
 
-    Raises ImportError, with what to install, if the package `graphviz` or the program `dot` is
-    missing.
+    Raises ImportError, which names the package to install, if the package `graphviz` or the program
+    `dot` is missing.
     """
     return draw(graph, of).svg(path, depth=depth, rankdir=rankdir)
 
 
 def _without_initializers(nodes: Sequence[Node]) -> list[Node]:
-    """The ops but those that only initialize Variables."""
+    """Return the ops without the ops that only initialize Variables."""
     takers: dict[Node, list[Node]] = {node: [] for node in nodes}
     for node in nodes:
         for source in _sources(node):
@@ -165,11 +166,11 @@ def _without_initializers(nodes: Sequence[Node]) -> list[Node]:
         node for node in nodes
         if node.op.type == "Assign" and node.name == f"{_sources(node)[0].name}/Assign"
     }  # fmt: skip
-    for node in reversed(nodes):  # (an op comes after what it takes)
+    for node in reversed(nodes):  # (an op comes after its inputs)
         used = takers[node]
         if used and hidden.issuperset(used) and node.op.type not in ("VariableV2", "Placeholder"):
             hidden.add(node)
-    for node in nodes:  # what runs them all together
+    for node in nodes:  # ops that run all initializers
         sources = _sources(node)
         if node.op.type == "NoOp" and sources and hidden.issuperset(sources):
             hidden.add(node)
@@ -186,7 +187,7 @@ def _box(node: Node, scopes: set[str]) -> Box:
     if is_overridden(node):
         lines[f"rule: {rule_name(node)}"] = None
         kind = "override"
-    # a variable's op belongs to the scope that has its name
+    # The op of a variable belongs to the scope of the same name.
     scope = node.name if node.name in scopes else node.name.rpartition("/")[0]
     details = {"type": _type(node), "output": _outputs(node), "rule": rule_name(node)}
     if node.rule.function is not None and kind == "override":
@@ -195,13 +196,13 @@ def _box(node: Node, scopes: set[str]) -> Box:
 
 
 def _scopes_of(name: str) -> Iterator[str]:
-    """The scopes of an op's name: `a` and `a/b` for `a/b/c`."""
+    """Return the scopes of an op's name, such as `a` and `a/b` for `a/b/c`."""
     parts = name.split("/")
     return ("/".join(parts[:i]) for i in range(1, len(parts)))
 
 
 def _value(node: Node) -> str:
-    """The value of a constant of one element."""
+    """Return the text of the value of a constant of one element."""
     if node.op is not CONST or node.attrs["value"].size != 1:
         return ""
     return f"= {node.attrs['value'].item()!r:.30}"

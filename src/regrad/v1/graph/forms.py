@@ -1,8 +1,8 @@
-"""The form that most of TensorFlow's functions have: one of regrad's, in a scope of the op's name.
+"""Calls of regrad functions in a name scope of the op's name, the form of most `tf` functions.
 
-Numbers and arrays among the arguments become constants in that scope (`add/y`). Where all
-tensors are regrad's eager ones, its function is called as it is: so what is written with `tf.`
-functions, a rule for example, works in eager mode too.
+Numbers and arrays among the arguments become constants in that scope (`add/y`). If all tensors are
+eager Tensors, the regrad function is called directly. So code that is written with `tf` functions,
+such as a rule, works in eager mode too.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from regrad.v1.graph.tensors import Tensor, face, is_tensor, rg_read
 
 
 def is_eager(*values: TensorLike) -> bool:
-    """Return whether there are tensors among the values, all of them regrad's eager ones."""
+    """Return whether the values contain tensors and all of them are eager Tensors."""
     known = [v for v in values if is_tensor(v)]
     return bool(known) and all(isinstance(v, rg.Tensor) and not is_symbolic(v) for v in known)
 
 
 def scope(name: str, *values: TensorLike) -> Any:
-    """A name scope for an op of these values; `as` binds the name that the op itself shall have."""
+    """Return a name scope for an op of these values. `as` binds the name for the op itself."""
     return nullcontext(name) if is_eager(*values) else current_graph().name_scope(name)
 
 
@@ -41,7 +41,7 @@ def tensor(
     value: TensorLike, dtype: dtypes.DTypeLike | None = None, name: str | None = None,
     like: TensorLike = None,
 ) -> Any:  # fmt: skip
-    """Return a value as a tensor; an eager Tensor of regrad comes back as it is.
+    """Return a value as a tensor. An eager Tensor is returned unchanged.
 
     Other values become eager Tensors too if `like` is an eager Tensor.
     """
@@ -52,17 +52,17 @@ def tensor(
 
 
 def dtype_of(x: TensorLike) -> np.dtype:
-    """NumPy's dtype of a tensor of either kind."""
+    """Return the NumPy dtype of a tensor, eager or not."""
     return rg_read(x).dtype
 
 
 def shape_of(x: TensorLike) -> Any:
-    """The shape of a tensor of either kind: ints and Dims, or an UnknownRank."""
+    """Return the shape of a tensor, eager or not: ints and Dims, or an UnknownRank."""
     return rg_read(x)._data.shape
 
 
 def rank_of(x: TensorLike) -> int | None:
-    """The rank of a tensor, if it is known."""
+    """Return the rank of a tensor, or None if it is unknown."""
     shape = shape_of(x)
     return None if isinstance(shape, UnknownRank) else len(shape)
 
@@ -71,10 +71,10 @@ def one_op(
     op_type: str | None, name: str, function: Callable[..., Any], *values: TensorLike,
     kinds: str = ANY, same: bool = True, **attrs: Any,
 ) -> Any:  # fmt: skip
-    """Call one of regrad's functions on values as tensors; the op of this type gets the name.
+    """Call a regrad function on values as tensors, and name the op of type `op_type` it makes.
 
-    With `same` they are brought to one dtype, strictly. For compositions, where no op is the
-    function's own, `op_type` is None, and the name is just that of the scope.
+    With `same`, all values get one dtype, and tensors of different dtypes raise. For a composition
+    `op_type` is None, and the name is only the name of the scope.
     """
     if len(values) == 1 and type(values[0]) is Tensor and not attrs:
         short = _short(op_type, name, function, values[0], kinds)
@@ -95,7 +95,7 @@ def one_op(
 def _short(
     op_type: str | None, name: str, function: Callable[..., Any], x: Tensor, kinds: str
 ) -> Any:
-    """The same for one tensor of the current graph and a default name, without the detours."""
+    """Do the work of `one_op` for one tensor of the graph and the default name, else nothing."""
     symbol = x._symbol
     graph = symbol.node.graph
     if (
@@ -109,7 +109,7 @@ def _short(
 
 
 def _agree(values: Any) -> bool:
-    """Return whether the values are tensors of the graph already, and of one dtype."""
+    """Return whether the values are already tensors of the graph, of one dtype."""
     if any(type(v) is not Tensor for v in values):
         return False
     first = values[0]._symbol.dtype
@@ -117,16 +117,16 @@ def _agree(values: Any) -> bool:
 
 
 def axes_of(axis: TensorLike, what: str = "axis") -> Any:
-    """An axis, or a tuple of them, from what TensorFlow takes; None stays None."""
+    """Return an axis or a tuple of axes in any of TensorFlow's forms. None stays None."""
     return static_value(list(axis) if isinstance(axis, range) else axis, what)
 
 
 def renamed(new_name: str, new: Any, old_name: str, old: Any) -> Any:
-    """The value of an argument that has an old name too; ValueError if both are given."""
+    """Return the value of an argument with two names. Raises ValueError if both are passed."""
     if new is not None and old is not None:
         raise BothNamesError(f"Cannot specify both {new_name!r} and {old_name!r}: they are one.")
     return old if new is None else new
 
 
 class BothNamesError(ArgumentError, ValueError):
-    """An argument given twice, under its old and its new name."""
+    """An argument was passed twice, under its old and its new name."""

@@ -1,4 +1,4 @@
-"""`tf.gradients`, the registry of rules, and functions with gradients of their own."""
+"""`tf.gradients`, the registry of rules, and functions with custom gradients."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ __all__ = [
 
 
 class UnconnectedGradients:
-    """The choices for what `tf.gradients` returns where no path leads from y to x.
+    """The options of `tf.gradients` for an x that y does not depend on.
 
     Source: `tf.UnconnectedGradients`.
 
@@ -52,7 +52,7 @@ class UnconnectedGradients:
 
 
 class AggregationMethod:
-    """The ways to add gradients that meet; all mean the same here.
+    """The methods of adding gradients. In regrad all of them mean the same.
 
     Source: `tf.AggregationMethod`.
 
@@ -74,14 +74,14 @@ def RegisterGradient(op_type: str) -> Callable[[Any], Any]:
     """Register a rule `(op, grad, …)` under a name, for `gradient_override_map`.
 
     Args:
-        op_type: The name; op types have rules already, so their names are taken.
+        op_type: The name. It must not be an op type, since every op type already has a rule.
 
     Returns:
-        A decorator, which returns the function as it is.
+        A decorator that returns the function unchanged.
 
     Raises:
         ArgumentError: the name is not a string.
-        KeyError: the name is taken.
+        KeyError: the name is already registered.
 
     Source: `tf.RegisterGradient`.
 
@@ -98,14 +98,14 @@ def RegisterGradient(op_type: str) -> Callable[[Any], Any]:
 
 
 def NotDifferentiable(op_type: str) -> None:
-    """Register a name under which ops have no gradient, as constants have none.
+    """Register a name for ops without a gradient, for `gradient_override_map`.
 
     Args:
-        op_type: The name; op types have rules already, so their names are taken.
+        op_type: The name. It must not be an op type, since every op type already has a rule.
 
     Raises:
         ArgumentError: the name is not a string.
-        KeyError: the name is taken.
+        KeyError: the name is already registered.
 
     Source: `tf.NotDifferentiable`.
 
@@ -133,26 +133,28 @@ def gradients(
     aggregation_method: int | None = None, stop_gradients: TensorLike = None,
     unconnected_gradients: str = UnconnectedGradients.NONE,
 ) -> list[Any]:  # fmt: skip
-    """Return ops that compute the gradients of the sum of `ys` by each of `xs`.
+    """Return ops that compute the gradients of the sum of `ys` with respect to each of `xs`.
 
-    Each op on a path is differentiated once, on the sum of the gradients that arrive, by the rule
-    that was in force when it was made. Integer tensors have gradients too, as in TensorFlow 1.8.
+    The backward pass visits each op on a path once and applies the rule that was active when the
+    op was made. The rule receives the sum of the gradients that arrive at the op. Integer tensors
+    have gradients too, as in TensorFlow 1.8.
 
     Args:
         ys: A tensor or a list of them.
-        xs: What to differentiate by: tensors or Variables, also ones inside the graph.
-        grad_ys: Weights for ys, of their shapes (None, or None entries: ones).
+        xs: Tensors or Variables to differentiate with respect to, also intermediate tensors.
+        grad_ys: Weights for ys, of the same shapes. None, or an entry None, means ones.
         name: The name scope of the new ops (`gradients/<op>_grad/…`).
         colocate_gradients_with_ops, gate_gradients, aggregation_method: Without effect.
-        stop_gradients: Tensors through whose ops no gradient passes.
-        unconnected_gradients: `"none"` or `"zero"`, for xs to which no path leads.
+        stop_gradients: Tensors that gradients do not pass.
+        unconnected_gradients: `"none"` or `"zero"`, the result for an x that ys do not depend on.
 
     Returns:
-        A list with a tensor for each of xs, of its shape and dtype; None where no path leads to it.
+        A list with a gradient for each of xs, of the same shape and dtype, or None if ys do not
+        depend on it.
 
     Raises:
-        LookupError: an op on the path has no rule, or one that was never registered.
-        RuleError: a rule returns the wrong number, shape or dtype.
+        LookupError: an op on the path has no rule, or its rule was never registered.
+        RuleError: a rule returns the wrong number of gradients, or a wrong shape or dtype.
         DTypeError, GraphError: grad_ys do not fit ys, or an option is unknown.
 
     Source: `tf.gradients`.
@@ -171,7 +173,7 @@ def build_gradients(
     ys: TensorLike, xs: TensorLike, grad_ys: TensorLike, name: str, stop_gradients: TensorLike,
     unconnected: str, seen: list[Any] | None = None,
 ) -> list[Any]:  # fmt: skip
-    """Return the result of `gradients`; `seen` is that of `pull_in_graph`."""
+    """Return the result of `gradients`. See `pull_in_graph` for `seen`."""
     targets = [_target(y) for y in _listed(ys)]
     sources = [_inside(_source(x), x) for x in _listed(xs)]
     weights = _weights(targets, grad_ys)
@@ -192,12 +194,12 @@ def _listed(values: TensorLike) -> list[Any]:
 def _target(y: TensorLike) -> rg.Tensor:
     t = convert_to_tensor(y)._read()
     if t._data.dtype.kind == "O":
-        raise DTypeError(f"a gradient of strings was asked for: {face(t)}")
+        raise DTypeError(f"tf.gradients: strings have no gradient, got {face(t)}")
     return t
 
 
 def _source(x: Any) -> Symbol:
-    """Return the tensor to differentiate by: for a Variable its own op, before its read."""
+    """Return the tensor for an x. For a Variable this is the variable's own op, not its read."""
     if hasattr(type(x), "_ref"):
         return x._ref()._symbol
     if isinstance(x, Tensor):
@@ -234,7 +236,7 @@ def _weights(targets: Sequence[rg.Tensor], grad_ys: TensorLike) -> list[Any]:
 
 
 def _seed(y: rg.Tensor, dy: TensorLike, index: int) -> rg.Tensor:
-    """The first gradient of a target: ones, or what was given for it."""
+    """Return the initial gradient of a target: its entry in grad_ys, or ones."""
     if dy is None:
         if y._data.dtype.kind == "c":
             raise DTypeError(
@@ -269,7 +271,7 @@ def _constant_like(dy: TensorLike, y: rg.Tensor) -> Tensor:
 
 def _answer(dx: rg.Tensor | None, x: Symbol, unconnected: str) -> Any:
     if dx is not None:
-        whole = not is_inexact(x.dtype)  # integers have integer gradients, as in TensorFlow 1.8
+        whole = not is_inexact(x.dtype)  # as in TensorFlow 1.8, integers have integer gradients
         return face(rg.astype(dx, x.dtype) if whole else dx)
     if unconnected == "none":
         return None
@@ -280,14 +282,14 @@ def pull_in_graph(
     ys: Sequence[rg.Tensor], xs: Sequence[Symbol], dys: Sequence[rg.Tensor], scope: str,
     stopped: Container[Node] = (), seen: list[Any] | None = None,
 ) -> list[rg.Tensor | None]:  # fmt: skip
-    """The gradients by xs, given those that arrive at ys, as ops under names in `scope`.
+    """Build ops, named under `scope`, for the gradients of xs, given the gradients dys of ys.
 
-    `seen` is extended by (node, dy, leaf, dx) for each gradient on the way.
+    For each gradient on the way, (node, dy, leaf, dx) is appended to `seen`.
     """
     ids = {x.id for x in xs}
     ends = [y._data for y in ys]
     nodes, watched = path(ends, ids, stopped)
-    if any(node.derived for node in nodes):  # what differentiates a gradient
+    if any(node.derived for node in nodes):  # this call differentiates a gradient
         nodes, watched = path(ends, ids, stopped, _without_once)
     grads: Grads = {}
     for y, dy in zip(ys, dys, strict=True):
@@ -297,7 +299,7 @@ def pull_in_graph(
     found: Grads = {}
 
     def records() -> Iterator[Node]:
-        # what arrives at an x is complete when the walk comes to the op that made it
+        # The gradient of an x is complete when the walk reaches the op that made x.
         for node in reversed(nodes):
             found.update((s.id, grads[s.id]) for s in node.symbols if s.id in ids and s.id in grads)
             yield node
@@ -317,7 +319,7 @@ def path(
     ys: Sequence[Symbol], xs: set[int], stopped: Container[Node] = (),
     seen_as: Callable[[Node], Node] = lambda node: node,
 ) -> tuple[list[Node], set[int]]:  # fmt: skip
-    """The nodes between ys and xs, and the symbols by which gradients pass between them."""
+    """Return the nodes between ys and xs, and the ids of the symbols that gradients pass."""
     watched, nodes = set(xs), []
     order, used = reaching(ys, seen_as=seen_as)
     for each in order:
@@ -329,7 +331,7 @@ def path(
 
 
 def _without_once(node: Node) -> Node:
-    """Return a node as a gradient of a gradient sees it: without rules for the first alone."""
+    """Return the node as second derivatives use it, without rules for first derivatives only."""
     if node.derived:
         return node
     overrides = node.attrs.get("overrides") if node.op is LATER else None
@@ -342,9 +344,10 @@ def _without_once(node: Node) -> Node:
 
 
 def _reached(node: Node, used: Container[int], watched: set[int]) -> Iterable[int]:
-    """The outputs through which a gradient comes to what is watched.
+    """Return the ids of the outputs through which a gradient reaches a watched symbol.
 
-    Of the several outputs of an op with a built-in rule, only the ones with a gradient count.
+    For an op with several outputs and a built-in rule, these are the outputs that carry a
+    gradient.
     """
     if isinstance(node.rule, PathRule):
         return node.rule.reached(node, used, watched)
@@ -358,9 +361,9 @@ def _reached(node: Node, used: Container[int], watched: set[int]) -> Iterable[in
 
 
 def _is_cast_of_integers(node: Node) -> bool:
-    """Return whether integers without a gradient become floats here.
+    """Return whether the node casts integers without a gradient to floats.
 
-    TensorFlow's own rule does not differentiate by them, though by other ops it does.
+    TensorFlow's rule for Cast returns no gradient for integers. Other rules do.
     """
     own = node.op.type == "Cast" and node.op.owns(node.rule)
     return own and not node.xs[0]._data.carries and is_inexact(node.symbols[0].dtype)
@@ -386,19 +389,19 @@ class _OpNames:
 def hessians(
     ys: TensorLike, xs: TensorLike, name: str = "hessians", **options: Any
 ) -> list[Tensor]:
-    """Return the second derivatives of `ys` by each of `xs`.
+    """Return the second derivatives of `ys` with respect to each of `xs`.
 
     Args:
         ys: A tensor or a list of them, which are summed.
-        xs: Tensors or Variables, whose sizes must be known when the graph is built.
+        xs: Tensors or Variables. Their sizes must be known when the graph is built.
         name: The name scope of the new ops.
         **options: Options of `tf.gradients`.
 
     Returns:
-        A list with a tensor for each of xs: for x of shape `s`, one of the shape `s + s`.
+        A list with a tensor for each of xs. For an x of shape `s` its shape is `s + s`.
 
     Raises:
-        GradientError: no path leads from ys to xs.
+        GradientError: ys do not depend on xs.
         GraphError: a size of xs is unknown.
 
     Source: `tf.hessians`.
@@ -435,22 +438,22 @@ def _hessian(ys: TensorLike, x: Any, options: dict[str, Any]) -> Tensor:
 
 
 def custom_gradient(f: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function with a gradient of its own: `f(*xs)` returns `(ys, grad_fn)`.
+    """Return a function with a custom gradient: `f(*xs)` returns `(ys, grad_fn)`.
 
-    `grad_fn(*dys)` gets one gradient per output (zeros for those unused) and returns one per
-    argument. If f uses trainable variables, grad_fn must take `variables=None` and return
-    `(gradients of the arguments, [gradient per variable])`. f runs once per call, grad_fn once per
-    `tf.gradients`; the ops inside f do not count for the gradient.
+    `grad_fn(*dys)` receives one gradient per output (zeros for unused outputs) and returns one
+    gradient per argument. If f uses trainable variables, grad_fn must take `variables=None` and
+    return `(gradients of the arguments, [gradient per variable])`. f runs once per call. grad_fn
+    runs once per `tf.gradients`. The ops inside f do not contribute to the gradient.
 
     Args:
         f: A function of tensors that returns tensors (or containers of them) and grad_fn.
 
     Returns:
-        A function of tensors that returns what f returns first.
+        A function of tensors that returns the ys.
 
     Raises:
         ArgumentError: (when called) f does not return a pair, or grad_fn does not take `variables`.
-        GraphError: (when called) there are keyword arguments.
+        GraphError: (when called) the caller passes keyword arguments.
         RuleError: (when differentiated) grad_fn returns the wrong number of gradients.
 
     Source: `tf.custom_gradient`.
@@ -480,7 +483,7 @@ def custom_gradient(f: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class _Custom:
-    """One call of a function under `custom_gradient`, through regrad's `custom_grad`."""
+    """One call of a function decorated with `custom_gradient`, made into a custom node."""
 
     def __init__(self, f: Callable[..., Any]) -> None:
         self.f = f
@@ -544,7 +547,7 @@ class _Custom:
     def _variables(
         self, nodes: Sequence[Node], args: list[Tensor], grad_fn: Callable[..., Any]
     ) -> list[Any]:
-        """The trainable variables that f read, which grad_fn must then answer for."""
+        """Return the trainable variables that f read. grad_fn must return their gradients."""
         given = {t._symbol.id for t in args}
         found: dict[int, Any] = {}
         for node in nodes:
@@ -568,7 +571,7 @@ class _Custom:
 
 
 def _read_from(symbol: Symbol) -> Any:
-    """The Variable whose value a symbol is."""
+    """Return the Variable whose value the symbol is, or None."""
     node = symbol.node
     if node.op.type != "Identity" or not node.op.stateful:
         return None
@@ -582,7 +585,7 @@ def _parameters(function: Callable[..., Any]) -> set[str]:
 
 
 def _plain(name: str, grad_fn: Callable[..., Any], answer: Any, count: int) -> list[Any]:
-    """Return the results of a grad_fn as regrad's Tensors, one per argument."""
+    """Return the results of a grad_fn as regrad Tensors, one per argument."""
     given = list(answer) if isinstance(answer, list | tuple) else [answer]
     if len(given) != count:
         raise RuleError(
@@ -599,13 +602,13 @@ def _plain(name: str, grad_fn: Callable[..., Any], answer: Any, count: int) -> l
 
 
 def grad_pass_through(f: Callable[..., Any]) -> Callable[..., Any]:
-    """Return f with the gradient of the identity: what arrives is passed on.
+    """Return f with the gradient of the identity, which passes gradients through unchanged.
 
     Args:
-        f: A function of tensors that returns as many tensors, of the same shapes.
+        f: A function of tensors that returns the same number of tensors, of the same shapes.
 
     Returns:
-        A function of tensors that returns what f returns.
+        A function of tensors with the results of f.
 
     Raises:
         RuleError: (when differentiated) the numbers of arguments and results differ.

@@ -1,4 +1,4 @@
-"""The graph as TensorFlow 1 has it: the default one, collections, scopes, overrides."""
+"""TensorFlow 1's graph API: the default graph, collections, scopes and overrides."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ __all__ = [
     "get_collection_ref", "get_default_graph", "name_scope", "reset_default_graph",
 ]  # fmt: skip
 
-# How TensorFlow shows nodes, symbolic Tensors and values (`object`); `tensors` and `conversion`
-# fill it.
+# Functions that wrap nodes, symbolic Tensors and values (`object`) in TensorFlow's classes. The
+# modules `tensors` and `conversion` fill the dict.
 FACES: dict[type, Callable[..., Any]] = {}
 
-# The names of rules, or functions, by op type.
+# Names of rules, or rule functions, by op type.
 OpTypeMap = Mapping[str, str | Callable[..., Any]]
 
 
 class Graph(engine.OpGraph):
-    """A graph of ops, to be run by a Session. The functions of `tf` add to the default graph.
+    """A graph of ops, which a Session runs. The functions of `tf` add ops to the default graph.
 
     Source: `tf.Graph`.
 
@@ -63,24 +63,24 @@ class Graph(engine.OpGraph):
 
     @block
     def as_default(self) -> Generator[Graph]:
-        """Make it the default graph in the block."""
+        """Return a context manager in which this graph is the default graph."""
         yield from stay(self, _DEFAULT, self)
 
     def view_of(self, node: Node) -> Any:
         return FACES[Node](node)
 
-    # -- what is in it ---------------------------------------------------------------------------
+    # -- ops and tensors -------------------------------------------------------------------------
 
     def get_operations(self) -> list[Any]:
-        """The ops, in the order of their making."""
+        """Return the ops, in the order of creation."""
         return [self.view_of(node) for node in self.nodes]
 
     def get_operation_by_name(self, name: str) -> Any:
-        """The op of a name; KeyError if there is none."""
+        """Return the op with this name. Raises KeyError if there is no such op."""
         return self.view_of(self._node(name))
 
     def get_tensor_by_name(self, name: str) -> Any:
-        """The tensor of a name such as `"x:0"`; KeyError if there is none."""
+        """Return the tensor with a name such as `"x:0"`. Raises KeyError for an unknown name."""
         if not isinstance(name, str):
             raise ArgumentError(f"Tensor names are strings, not {type(name).__name__}.")
         op_name, colon, index = name.rpartition(":")
@@ -100,7 +100,7 @@ class Graph(engine.OpGraph):
     def as_graph_element(
         self, obj: TensorLike, allow_tensor: bool = True, allow_operation: bool = True
     ) -> Any:
-        """The tensor or op that a name, a tensor, an op or a Variable stands for in this graph."""
+        """Return the tensor or op of this graph for a name, a tensor, an op or a Variable."""
         if isinstance(obj, str):
             by_name = self.get_tensor_by_name if ":" in obj else self.get_operation_by_name
             return by_name(obj)
@@ -123,11 +123,11 @@ class Graph(engine.OpGraph):
         return len(self.nodes)
 
     def finalize(self) -> None:
-        """Allow no more ops."""
+        """Make the graph read-only: adding an op raises from now on."""
         self.finalized = True
 
     def unique_name(self, name: str, mark_as_used: bool = True) -> str:
-        """A name in the current scope that no op has."""
+        """Return a name in the current scope that no op has yet."""
         if mark_as_used:
             return self.unique(name)
         before = dict(self._taken)
@@ -138,7 +138,7 @@ class Graph(engine.OpGraph):
 
     @contextlib.contextmanager
     def device(self, name: str | Callable[..., Any] | None) -> Iterator[None]:
-        """Accepted and ignored: arrays live where NumPy puts them."""
+        """Return a context manager without effect. NumPy decides where arrays are."""
         yield
 
     colocate_with = device
@@ -147,7 +147,10 @@ class Graph(engine.OpGraph):
     def control_dependencies(  # pyright: ignore[reportIncompatibleMethodOverride] (TensorFlow's)
         self, control_inputs: Sequence[TensorLike] | None
     ) -> Generator[None]:
-        """Ops *made* in the block run after these ops and tensors; None clears what is around."""
+        """Return a context manager. Ops *made* in it run after these ops and tensors.
+
+        None clears the control dependencies of the blocks around.
+        """
         nodes = None if control_inputs is None else [node_of(x) for x in control_inputs]
         inner = INNERMOST.get()
         yield from engine.OpGraph.control_dependencies(inner or self, nodes).steps
@@ -155,22 +158,22 @@ class Graph(engine.OpGraph):
     # -- seeing it -------------------------------------------------------------------------------
 
     def summary(self, limit: int | None = None, of: TensorLike = None) -> str:
-        """A table of the ops, with the rules in force; see `regrad.v1.graph.draw.summary`."""
+        """Return a table of the ops and their rules; see `regrad.v1.graph.draw.summary`."""
         return draw.summary(self, limit, nodes_of(of))
 
     def to_dot(self, of: TensorLike = None, rankdir: str = "TB") -> str:
-        """The graph in Graphviz's language; see `regrad.v1.graph.draw.to_dot`."""
+        """Return the graph in Graphviz's language; see `regrad.v1.graph.draw.to_dot`."""
         return draw.to_dot(self, nodes_of(of), rankdir)
 
     def draw(self, of: TensorLike = None, initializers: bool = False) -> Drawing:
-        """The graph as a picture to look around in; see `regrad.v1.graph.draw.draw`."""
+        """Return the graph as an interactive picture; see `regrad.v1.graph.draw.draw`."""
         return draw.draw(self, nodes_of(of), initializers)
 
     def to_svg(
         self, path: str | os.PathLike[str] | None = None, of: TensorLike = None,
         rankdir: str = "TB", depth: int | None = None,
     ) -> str:  # fmt: skip
-        """The graph as a picture, drawn by Graphviz; see `regrad.v1.graph.draw.to_svg`."""
+        """Return the graph as a picture that Graphviz draws; see `regrad.v1.graph.draw.to_svg`."""
         return draw.to_svg(self, path, nodes_of(of), rankdir, depth)
 
     def _repr_svg_(self) -> str | None:
@@ -179,16 +182,16 @@ class Graph(engine.OpGraph):
     # -- collections -----------------------------------------------------------------------------
 
     def add_to_collection(self, name: str, value: Any) -> None:
-        """Put a value in a collection."""
+        """Add a value to a collection."""
         self._collections.setdefault(name, []).append(value)
 
     def add_to_collections(self, names: str | Iterable[str] | None, value: Any) -> None:
-        """Put a value in several collections."""
+        """Add a value to several collections."""
         for name in [names] if isinstance(names, str) else dict.fromkeys(names or ()):
             self.add_to_collection(name, value)
 
     def get_collection(self, name: str, scope: str | None = None) -> list[Any]:
-        """A copy of a collection; with `scope` those whose names begin with it."""
+        """Return a copy of a collection, with `scope` only values whose names begin with it."""
         import re
 
         values = self._collections.get(name, [])
@@ -197,11 +200,11 @@ class Graph(engine.OpGraph):
         return [v for v in values if hasattr(v, "name") and re.match(scope, v.name)]
 
     def get_collection_ref(self, name: str) -> list[Any]:
-        """The collection itself."""
+        """Return the collection itself, not a copy."""
         return self._collections.setdefault(name, [])
 
     def get_all_collection_keys(self) -> list[Any]:
-        """The names of all collections that hold something."""
+        """Return the names of all nonempty collections."""
         return [name for name, values in self._collections.items() if values]
 
     def clear_collection(self, name: str) -> None:
@@ -213,15 +216,16 @@ class Graph(engine.OpGraph):
     def gradient_override_map(
         self, op_type_map: OpTypeMap, order: int | None = None
     ) -> GraphOverrideScope:
-        """Within the scope, ops of the given types made in this graph have other gradients.
+        """Override the gradients of ops of these types that are made in this graph in the scope.
 
-        Values are names given to `RegisterGradient` (looked up when a gradient is computed), op
-        types whose own rule is to be used, or functions. Unknown op types are refused. The object
-        bound by `as` has `hits` and `assert_fired()`, as `regrad.gradient_override_map` has, whose
-        `order` this is: with `order=1`, `gradients` of what `gradients` returned take the ops' own.
+        A value of the map is a name registered with `RegisterGradient`, an op type whose rule
+        applies, or a function. regrad looks a name up when it computes a gradient. As in
+        `regrad.gradient_override_map`, the object bound by `as` has `hits` and `assert_fired()`,
+        and `order=1` overrides first derivatives only: `gradients` of a result of `gradients` use
+        the ops' own rules.
 
-        Raises TypeError on entering unless the map is a dict of strings to strings or functions,
-        UnknownOpError (a LookupError) for a key that is not an op type.
+        Entering the scope raises TypeError unless the map is a dict of strings to strings or
+        functions, and UnknownOpError (a LookupError) for a key that is not an op type.
 
         Source: `tf.Graph.gradient_override_map`.
         """
@@ -229,14 +233,14 @@ class Graph(engine.OpGraph):
 
 
 class MissingNameError(GraphError, KeyError):
-    """A name that no op or tensor of the graph has."""
+    """No op or tensor of the graph has this name."""
 
     def __str__(self) -> str:
         return Exception.__str__(self)
 
 
 class GraphOverrideScope(OverrideScope):
-    """A scope of one graph, whose names are looked up late, as TensorFlow does."""
+    """An override scope of one graph. As in TensorFlow, it looks rule names up late."""
 
     def __init__(self, graph: Graph, op_type_map: OpTypeMap, order: int | None = None) -> None:
         super().__init__(op_type_map if isinstance(op_type_map, dict) else {}, order=order)
@@ -245,18 +249,20 @@ class GraphOverrideScope(OverrideScope):
         self._used = False
 
     def _steps(self) -> Generator[Any]:
-        self._idle = None  # whoever enters it is told what is wrong
+        self._idle = None  # the errors below replace the warning about an unused scope
         given = self._given
         if not isinstance(given, dict) or not all(
             isinstance(k, str | at) and (isinstance(v, str) or callable(v))
             for k, v in self._rules.items()
         ):
             raise ArgumentError(
-                "op_type_map must be a dictionary mapping strings to strings (names given to "
-                f"RegisterGradient) or functions, got {given!r:.80}"
+                "op_type_map must be a dictionary mapping strings to strings (names registered "
+                f"with RegisterGradient) or functions, got {given!r:.80}"
             )
         if self._used:
-            raise SingleUseError("a gradient_override_map scope can be entered once; make another")
+            raise SingleUseError(
+                "a gradient_override_map scope can be entered only once; make a new one"
+            )
         self._used = True
         return (yield from super()._steps())
 
@@ -275,15 +281,15 @@ class GraphOverrideScope(OverrideScope):
         return self._graph, op_type
 
     def _unmatched(self) -> list[OpBinding]:
-        return [] if self.hits else super()._unmatched()  # TensorFlow tells of no key at all
+        return [] if self.hits else super()._unmatched()  # TensorFlow never warns of unused keys
 
 
 class SingleUseError(ArgumentError, AttributeError):
-    """A scope that was used up (TensorFlow raises AttributeError here)."""
+    """A scope was entered a second time (TensorFlow raises AttributeError here)."""
 
 
 class LateRule(Rule):
-    """A rule by name, looked up when a gradient first passes."""
+    """A rule by name, which is looked up at the first gradient that passes."""
 
     def __init__(self, name: str, op: Op) -> None:
         self.name = name
@@ -297,7 +303,7 @@ class LateRule(Rule):
         return self.found("").linear_in(wanted)
 
     def found(self, where: str) -> Rule:
-        """The rule; a LookupError names the op and the registration that is missing."""
+        """Return the rule. Raises a LookupError that names the op and the missing registration."""
         if self._found is None:
             if self.name not in RULES and canonical(self.name) not in OPS:
                 raise UnknownOpError(
@@ -338,14 +344,14 @@ def get_default_graph() -> Graph:
 
 
 class OpenBlockError(GraphError, AssertionError):
-    """A reset within an `as_default()` block (TensorFlow raises AssertionError here)."""
+    """The graph was reset within `as_default()` (TensorFlow raises AssertionError here)."""
 
 
 def reset_default_graph() -> None:
-    """Begin a new global graph.
+    """Replace the global graph by a new empty graph.
 
     Raises:
-        GraphError: a `with graph.as_default()` is open; it is an AssertionError as well.
+        GraphError: a `with graph.as_default()` is open. The error is an AssertionError as well.
 
     Source: `tf.reset_default_graph`.
 
@@ -363,7 +369,7 @@ def reset_default_graph() -> None:
 
 
 def current_graph() -> engine.OpGraph:
-    """The graph that is being built: the default one, or the region (a branch) open in it."""
+    """Return the graph that gets new ops: the default graph, or the branch or loop being built."""
     graph = get_default_graph()
     region = INNERMOST.get()
     return region if region is not None and region.root is graph else graph
@@ -376,9 +382,9 @@ def add_op(
     op: Op, name: str | None, inputs: Sequence[Tensor], attrs: dict[str, Any],
     specs: Sequence[Spec], rule: Rule | None = None,
 ) -> Any:  # fmt: skip
-    """Add an op, whose last parameter may be a list, to the graph that is being built; its outputs.
+    """Add an op to the graph that is being built, and return its outputs.
 
-    Its rule is the one in force, if none is given.
+    The last parameter of the op may be a list. By default the op gets the active rule.
     """
     graph, state = current_graph(), current()
     xs = tuple([graph.entering(x) for x in inputs])
@@ -391,7 +397,7 @@ def add_op(
 
 
 def node_of(x: TensorLike) -> Node:
-    """The node of a tensor, an op or a Variable."""
+    """Return the node of a tensor, an op or a Variable."""
     node = getattr(x, "_node", None)
     if node is None:
         symbol = getattr(x, "_symbol", None)
@@ -413,15 +419,16 @@ def nodes_of(xs: TensorLike) -> list[Node] | None:
 def name_scope(
     name: str | None, default_name: str | None = None, values: Sequence[TensorLike] | None = None
 ) -> Any:
-    """Return a block in which ops get names under `name/`; see `tf.Graph.name_scope`.
+    """Return a context manager in which ops get names under `name/`; see `tf.Graph.name_scope`.
 
     Args:
-        name: The name of the scope. One that ends with a slash is entered again, None leaves all.
+        name: The name of the scope. A name that ends with a slash reenters that scope. None leaves
+            all scopes.
         default_name: The name, if `name` is None.
         values: Without effect.
 
     Returns:
-        A context manager, which binds the scope's name with its slash by `as`.
+        A context manager. `as` binds the scope's name with its slash.
 
     Raises:
         ArgumentError: the name is not a string.
@@ -437,17 +444,17 @@ def name_scope(
 
 
 def control_dependencies(control_inputs: Sequence[TensorLike] | None) -> Any:
-    """Return a block: ops *made* in it run after these ops and tensors.
+    """Return a context manager. Ops *made* in it run after these ops and tensors.
 
     Args:
-        control_inputs: Ops, tensors and Variables; None clears what outer blocks asked for.
+        control_inputs: Ops, tensors and Variables. None clears the dependencies of outer blocks.
 
     Returns:
         A context manager.
 
     Raises:
         ArgumentError: an input is neither a tensor nor an op.
-        GraphError: an input is of another graph.
+        GraphError: an input belongs to another graph.
 
     Source: `tf.control_dependencies`.
 
@@ -463,7 +470,9 @@ def control_dependencies(control_inputs: Sequence[TensorLike] | None) -> Any:
 
 
 def device(device_name_or_function: str | Callable[..., Any] | None) -> Any:
-    """Return a block without effect: arrays are where NumPy, or JAX under `jit=True`, puts them.
+    """Return a context manager without effect.
+
+    NumPy decides where arrays are, or JAX in a session with `jit=True`.
 
     Args:
         device_name_or_function: Ignored.
@@ -484,7 +493,7 @@ def device(device_name_or_function: str | Callable[..., Any] | None) -> Any:
 
 
 def add_to_collection(name: str, value: Any) -> None:
-    """Put a value in a collection of the default graph.
+    """Add a value to a collection of the default graph.
 
     Args:
         name: The name of the collection, one of `tf.GraphKeys` or any other.
@@ -508,10 +517,10 @@ def get_collection(key: str, scope: str | None = None) -> list[Any]:
 
     Args:
         key: The name of the collection.
-        scope: A regular expression; only values whose names begin with a match are listed.
+        scope: A regular expression. Only values whose names begin with a match are listed.
 
     Returns:
-        A list, empty if there is no such collection.
+        A list, which is empty if the collection does not exist.
 
     Raises:
         ArgumentError: an argument is missing.
@@ -527,10 +536,10 @@ def get_collection(key: str, scope: str | None = None) -> list[Any]:
 
 
 def get_collection_ref(key: str) -> list[Any]:
-    """Return a collection of the default graph itself: changes of the list are changes of it.
+    """Return a collection of the default graph, not a copy. Changing the list changes it.
 
     Args:
-        key: The name of the collection, which is made if there is none.
+        key: The name of the collection. A missing collection is made.
 
     Returns:
         The list.

@@ -1,4 +1,4 @@
-"""The kinds of dtypes that ops take."""
+"""The kinds of dtypes that ops accept."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from regrad.errors import DTypeError
 from regrad.v1 import dtypes
 from regrad.v1.graph.tensors import rg_read
 
-# As NumPy has them, and TensorFlow registers them.
+# NumPy's kind codes, in the groups for which TensorFlow registers ops.
 ANY, BOOLS, INTEGERS, FLOATS, COMPLEX = "", "b", "iu", "f", "c"
 REALS, INEXACT, NUMBERS = "iuf", "fc", "iufc"
 SPELT = {
@@ -17,7 +17,7 @@ SPELT = {
 
 
 def check_kinds(op_type: str, kinds: str, *xs: TensorLike) -> None:
-    """Refuse tensors of dtypes that TensorFlow's op does not take."""
+    """Raise DTypeError for tensors of dtypes that TensorFlow's op does not accept."""
     for x in xs:
         dtype = rg_read(x).dtype
         if kinds and dtype.kind not in kinds:

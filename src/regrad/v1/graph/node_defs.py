@@ -1,4 +1,4 @@
-"""Definitions of ops as TensorFlow 1 prints them."""
+"""Op definitions in TensorFlow 1's text format."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import numpy as np
 
 
 class NodeDef(NamedTuple):
-    """The definition of an op, which prints as TensorFlow's does."""
+    """The definition of an op, which prints in TensorFlow's text format."""
 
     name: str
-    op: str  # its type
-    input: list[str]  # the names of what it reads
+    op: str  # the op type
+    input: list[str]  # names of inputs and control inputs
     attr: dict[str, Any]
     device: str = ""
 
@@ -28,7 +28,7 @@ class NodeDef(NamedTuple):
 
 
 def _attr_lines(value: Any) -> list[str]:
-    """An attribute's value as TensorFlow prints it."""
+    """Return the lines that TensorFlow prints for the value of an attribute."""
     if isinstance(value, bool):
         return [f"b: {str(value).lower()}"]
     if isinstance(value, int | float):

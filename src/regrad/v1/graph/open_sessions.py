@@ -1,4 +1,4 @@
-"""The sessions that are open; the innermost is the default one."""
+"""The stack of open sessions. The innermost is the default session."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from regrad.errors import GraphError
 
 
 class Runs(Protocol):
-    """A session, as graphs know it: it stands on them."""
+    """The part of a Session that graphs use. (The module of Session imports graphs.)"""
 
     graph: Any
 
@@ -22,7 +22,7 @@ SESSIONS: ContextVar[tuple[Runs, ...]] = ContextVar("regrad_default_session", de
 
 
 def default_session(what: str) -> Runs:
-    """Return the innermost session whose block is open; ValueError if there is none."""
+    """Return the innermost open session. Raises ValueError if no session is open."""
     sessions = SESSIONS.get()
     if not sessions:
         raise GraphError(

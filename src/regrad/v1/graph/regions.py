@@ -1,14 +1,16 @@
-"""Branches and loops: graphs inside an op, which the run chooses or repeats.
+"""Branches and loops: ops that contain graphs (regions), which a run chooses or repeats.
 
-A region is built once, in a graph of its own, under the overrides in force around it. Tensors of
-the outer graph that it uses become its inputs. Its gradient is built in the same inner graph, so
-what that needs of the forward pass is computed again, where it is used.
+A region is built once, in its own inner graph, under the overrides that are active around it.
+Tensors of the outer graph that the region uses become its inputs. The gradient of a region is
+built in the same inner graph. The gradient therefore recomputes the values of the forward pass
+that it needs.
 
-Such a region is not a `Region` of `regrad.transforms`. That is a run: Python that is recorded or
-traced, whose gradient is the gradient of what it did. This one is a graph, which NumPy runs by a
-plan; where JAX traces it, or a tape records it, it runs node by node (see `Interpreter`). Its
-gradient is a set of nodes, made before any run, which can be fetched, named and overridden. The two
-share the way back through a loop (`pull_loop`), the walk, the rules and the kernels.
+A `GraphRegion` differs from a `Region` of `regrad.transforms`. A `Region` is a run of Python code,
+recorded or traced, and its gradient is the gradient of the recorded ops. A `GraphRegion` is a
+graph. NumPy runs it by a plan. Where JAX traces it or a tape records it, it runs node by node (see
+`Interpreter`). The gradient of a `GraphRegion` is a set of nodes that exist before any run, so they
+can be fetched, named and overridden. Both share the backward pass through a loop (`pull_loop`), the
+traversal, the rules and the kernels.
 """
 
 from __future__ import annotations
@@ -44,9 +46,9 @@ Values = Sequence[Any]
 
 @dataclass(eq=False)
 class GraphRegion:
-    """A part of a graph that runs as a whole: `outputs`, given values for the `inputs`.
+    """A part of a graph that computes `outputs` from values of its `inputs`.
 
-    The inputs are its own arguments (placeholders) and, after them, what stands inside for
+    The inputs are the region's arguments (placeholders), followed by the inner tensors for captured
     tensors of the outer graph (see `share_captures`).
     """
 
@@ -58,13 +60,13 @@ class GraphRegion:
 
     @property
     def inputs(self) -> list[rg.Tensor]:
-        """The arguments, and then what is captured."""
+        """The arguments, followed by the captured inputs."""
         return [*self.arguments, *self.captured]
 
     def spread(self, given: Iterable[tuple[rg.Tensor, rg.Tensor]] = ()) -> None:
-        """Note which integers inside carry a gradient: those that come in as they do outside.
+        """Mark the inner integers that carry a gradient because their outer tensor carries one.
 
-        `given` are pairs of the value that is passed for an argument, and the argument.
+        `given` are pairs of the outer tensor passed for an argument, and the argument.
         """
         pairs = (*self.graph.captures.values(), *given)
         new = [x._data for outer, x in pairs if outer._data.carries and not x._data.carries]
@@ -74,7 +76,7 @@ class GraphRegion:
             node.carry()
 
     def copy(self) -> GraphRegion:
-        """The same part of the graph, for an op that passes it more captured inputs."""
+        """Return the same region for another op, which may pass more captured inputs."""
         return GraphRegion(self.graph, self.arguments, self.outputs, self.targets)
 
     @cached_property
@@ -85,13 +87,13 @@ class GraphRegion:
 
     @cached_property
     def nodes(self) -> list[Node]:
-        """The nodes that run, in order."""
+        """The nodes to run, in order."""
         wanted = [*[y._data.node for y in self.outputs], *self.targets]
         return needed(wanted, {x._data.id for x in self.inputs})
 
 
 class Interpreter(PlanRun):
-    """A run that takes the nodes of regions one by one, as no plan does that NumPy runs."""
+    """A run that computes the nodes of regions one by one, without a NumPy plan."""
 
     __slots__ = ()
 
@@ -101,11 +103,11 @@ class Interpreter(PlanRun):
         return [known[y._data.id] for y in region.outputs]
 
     def nodes_of(self, region: GraphRegion, known: dict[int, Any]) -> list[Node]:
-        """The nodes of a region that run, in order."""
+        """Return the nodes of a region to run, in order."""
         return region.nodes
 
     def compute(self, nodes: Iterable[Node], known: dict[int, Any]) -> None:
-        """Compute nodes in order; `known` are the values by symbol, and gets the new ones."""
+        """Compute nodes in order, and add their values to `known`, the values by symbol id."""
         for node in nodes:
             made = node.symbols
             if not made or made[0].id not in known or not all(s.id in known for s in made):
@@ -114,18 +116,18 @@ class Interpreter(PlanRun):
                     known.setdefault(symbol.id, y)
 
     def outputs(self, node: Node, values: list[Any], known: dict[int, Any]) -> Values:
-        """The outputs of a node, given its inputs."""
+        """Return the outputs of a node, given its inputs."""
         raise NotImplementedError
 
     def call_kernel(self, node: Node, values: Values, attrs: dict[str, Any]) -> Values:
-        """The outputs of an op whose kernel is given the run."""
+        """Return the outputs of an op whose kernel receives the run."""
         arguments = [placed(list(values), place) for place in node.layout]
         y = node.op.kernels.kernel(self, *arguments, **attrs)  # pyright: ignore
         return y if node.op.several else [y]
 
 
 class EagerRun(Interpreter):
-    """A run in eager mode: open tapes record, under the rules of the graph."""
+    """A run in eager mode. Open tapes record the nodes with the graph's rules."""
 
     __slots__ = ()
 
@@ -133,12 +135,12 @@ class EagerRun(Interpreter):
         super().__init__({}, {})
 
     def nodes_of(self, region: GraphRegion, known: dict[int, Any]) -> list[Node]:
-        """Those that lead to the outputs; what only has to run first did so forward."""
+        """Return the nodes that lead to the outputs. Control inputs ran in the forward pass."""
         return needed([y._data.node for y in region.outputs], set(known))
 
     def outputs(self, node: Node, values: list[Any], known: dict[int, Any]) -> Values:
         op, layout = node.op, node.layout
-        if not node.symbols:  # it may stop the run, and did not forward
+        if not node.symbols:  # an Assert, which passed in the forward pass
             return []
         if op is CONST:
             return [rg.asarray(node.attrs["value"])]
@@ -165,12 +167,12 @@ class EagerRun(Interpreter):
 
 @block
 def inside(graph: OpGraph) -> Generator[OpGraph]:
-    """Ops made in the block go into the inner graph."""
+    """Put ops made in the block into the inner graph."""
     yield from stay(graph, INNERMOST, graph)
 
 
 def new_graph(name: str) -> OpGraph:
-    """A graph for a region of the current one."""
+    """Return a new inner graph for a region of the current graph."""
     outer = current_graph()
     made = OpGraph(outer)
     made.scope = f"{outer.scope}{name}/"
@@ -178,7 +180,7 @@ def new_graph(name: str) -> OpGraph:
 
 
 def share_captures(*regions: GraphRegion) -> list[rg.Tensor]:
-    """Give the regions the same captured inputs; the outer tensors for them."""
+    """Set the same captured inputs for all regions, and return the outer tensors for them."""
     outer = {
         key: tensor for region in regions for key, (tensor, _) in region.graph.captures.items()
     }
@@ -188,14 +190,14 @@ def share_captures(*regions: GraphRegion) -> list[rg.Tensor]:
 
 
 def waiting_for(*regions: GraphRegion) -> Any:
-    """Ops made in the block run after what the regions' ops are to run after."""
+    """Apply the control dependencies of the regions' ops to ops made in the block."""
     graph = current_graph()
     nodes = [node for region in regions for node in region.graph.waits_for]
     return OpGraph.control_dependencies(graph, nodes)
 
 
 def spec_of(x: rg.Tensor) -> Spec:
-    """The static shape and dtype of a symbolic Tensor."""
+    """Return the static shape and dtype of a symbolic Tensor."""
     return spec_of_record(x._data.shape, x._data.dtype)
 
 
@@ -204,17 +206,17 @@ def _is_float(x: rg.Tensor) -> bool:
 
 
 def _of_floats(xs: Sequence[rg.Tensor], dxs: Sequence[rg.Tensor | None]) -> list[Any]:
-    """The gradients by the floats among what goes into a region or comes out of it.
+    """Return the gradients of the floats among the inputs or outputs of a region.
 
-    Those by integers cannot pass, and are refused if an override returned a gradient for them.
+    Gradients of integers cannot pass. If an override returned one, raise GradientError.
     """
     for x, dx in zip(xs, dxs, strict=True):
         if x._data.carries and not (_is_float(x) or dx is None) and is_inexact(dx.dtype):
             raise GradientError(
-                f"a gradient would go by {x._data.name!r}, of {x._data.dtype}, into or out of a "
-                "branch or loop: a rule is in force for an op that leads there. Only gradients by "
-                "floats go in and out; make the op and the cast to floats on one side, and pass "
-                "the floats, or use tf.stop_gradient."
+                f"a gradient of {x._data.name!r}, of {x._data.dtype}, would pass into or out of a "
+                "branch or loop, because an override is active for an op on the path. Only "
+                "gradients of floats can pass. Put the op and the cast to floats on the same side "
+                "and pass the floats, or use tf.stop_gradient."
             )
     return [dx for x, dx in zip(xs, dxs, strict=True) if _is_float(x)]
 
@@ -222,9 +224,10 @@ def _of_floats(xs: Sequence[rg.Tensor], dxs: Sequence[rg.Tensor | None]) -> list
 def gradient_region(
     region: GraphRegion, outputs: Iterable[int], inputs: Iterable[int]
 ) -> GraphRegion:
-    """The gradients by the floats at the places `inputs`, given the arguments and the dys.
+    """Make a region that returns the gradients of the float inputs at the indices `inputs`.
 
-    Gradients arrive at the floats at the places `outputs`.
+    Its arguments are the region's arguments and the gradients of the float outputs at the indices
+    `outputs`.
     """
     wrt = [region.inputs[i] for i in inputs]
     with inside(region.graph) as graph:
@@ -238,7 +241,7 @@ def gradient_region(
 
 
 def _refuse_writers(region: GraphRegion) -> None:
-    """The gradient computes again what it needs; it must not write again."""
+    """Raise if a gradient would write to a variable again when it recomputes the forward pass."""
     known = {x._data.id for x in region.arguments}
     for node in needed([y._data.node for y in region.outputs], known):
         if node.op.type.startswith(("Assign", "Apply")):
@@ -252,20 +255,20 @@ def _refuse_writers(region: GraphRegion) -> None:
 def _placed(
     xs: Sequence[rg.Tensor], inputs: Iterable[int], dxs: Iterable[rg.Tensor | None]
 ) -> list[Any]:
-    """Gradients of the floats among the inputs in their places, None elsewhere."""
+    """Return a list with the gradients at the indices of the float inputs, None elsewhere."""
     found = dict(zip([i for i in inputs if _is_float(xs[i])], dxs, strict=True))
     return [found.get(i) for i in range(len(xs))]
 
 
-# -- what depends on what ------------------------------------------------------------------------
+# -- dependences of outputs on inputs ------------------------------------------------------------
 
 
 @dataclass
 class Part:
-    """The dependences of the outputs of a node on its inputs: in a branch, or over iterations.
+    """The dependences of a node's outputs on its inputs, in a branch or over iterations.
 
-    `inputs` and `outputs` stand inside for the inputs and outputs of the node. `turns` are pairs of
-    an input of an iteration, and the input of the next iteration at its place.
+    `inputs` and `outputs` are the inner tensors for the inputs and outputs of the node. `turns` are
+    pairs of an input of an iteration and its value for the next iteration.
     """
 
     inputs: Sequence[rg.Tensor]
@@ -273,9 +276,9 @@ class Part:
     turns: Sequence[tuple[rg.Tensor, rg.Tensor]] = ()
 
     def used(self, outputs: Iterable[int]) -> tuple[list[Symbol], dict[int, Symbol]]:
-        """Return the symbols where a gradient of these outputs starts, and all that it may reach.
+        """Return the symbols where a gradient of these outputs starts, and those it may reach.
 
-        What any iteration uses is used.
+        A symbol counts as reached if a gradient may reach it in any iteration.
         """
         ends = {(y := self.outputs[i]._data).id: y for i in outputs}
         while True:
@@ -298,9 +301,9 @@ class Part:
 
 
 class GraphRegionRule(PathRule):
-    """The rule of an op that runs regions, which needs all that the op read and made.
+    """The rule of an op that runs regions. It needs all inputs and outputs of the op.
 
-    The gradient is by the inputs that are watched, of the outputs that are used.
+    The rule returns gradients for the watched inputs, from the gradients of the used outputs.
     """
 
     by_leaf = sparse = True
@@ -309,10 +312,10 @@ class GraphRegionRule(PathRule):
         return wanted | {0}, True
 
     def linear_in(self, wanted: frozenset[int]) -> bool:
-        return False  # nobody can know before the run
+        return False  # unknown before the run
 
     def parts(self, node: Any) -> list[Part]:
-        """The ways through the op; the last inputs of the node are theirs."""
+        """Return the parts of the op. Their inputs are the last inputs of the node."""
         raise NotImplementedError
 
     def sources(self, node: Node, used: Container[int]) -> Iterable[Symbol]:
@@ -332,7 +335,7 @@ class GraphRegionRule(PathRule):
         return [node.symbols[i].id for i in found]
 
 
-# An op that runs regions. Its rules conjugate where needed, so the walk must not.
+# An op that runs regions. Its rules conjugate where needed, so the backward pass must not.
 _op = partial(graph_op, several=True, stateful=True, holomorphic=False)
 
 
@@ -346,7 +349,7 @@ def _if(run: PlanRun, pred: np.ndarray, xs: Values, branches: Sequence[GraphRegi
 def cond_node(
     pred: rg.Tensor, branches: tuple[GraphRegion, GraphRegion], given: Sequence[rg.Tensor]
 ) -> tuple[rg.Tensor, ...]:
-    """A node that runs one of two regions on the arguments given and on what both capture."""
+    """Make a node that runs one of two regions, on `given` and on their captured inputs."""
     captured = share_captures(*branches)
     specs = [_merged(a, b) for a, b in zip(*[b.outputs for b in branches], strict=True)]
     with waiting_for(*branches):
@@ -354,7 +357,7 @@ def cond_node(
 
 
 def _merged(a: rg.Tensor, b: rg.Tensor) -> Spec:
-    """Return the known shape and dtype of a result that comes from one of two branches."""
+    """Return the static shape and dtype of a result of either of two branches."""
     m, n = spec_of(a), spec_of(b)
     if m.shape is None or n.shape is None or len(m.shape) != len(n.shape):
         return Spec(None, m.dtype)
@@ -364,7 +367,7 @@ def _merged(a: rg.Tensor, b: rg.Tensor) -> Spec:
 
 
 class CondRule(GraphRegionRule):
-    """The gradient is a choice between the gradients of the branches."""
+    """The rule of `cond`, whose gradient is a `cond` of the gradients of the branches."""
 
     name = "cond"
 
@@ -398,27 +401,27 @@ IF = _op("If", _if, "pred xs*", "branches", name="cond", rule=CondRule())
 
 # -- while_loop ----------------------------------------------------------------------------------
 
-Call = Callable[[GraphRegion, Values, int], Sequence[Any]]  # with the number of the iteration
+Call = Callable[[GraphRegion, Values, int], Sequence[Any]]  # the int is the number of the iteration
 
 
 class Loop:
-    """A loop: regions for the condition and the body, and for the body's gradient."""
+    """A loop, with regions for the condition, the body, and the gradient of the body."""
 
     def __init__(self, cond: GraphRegion, body: GraphRegion, limit: int | None) -> None:
         self.cond = cond
         self.body = body
         self.limit = limit
         self.count: int = len(body.arguments)
-        self.wrt: list[bool] = [_is_float(x) for x in body.captured]  # which have a gradient
+        self.wrt: list[bool] = [_is_float(x) for x in body.captured]  # by captured input
         self.gradient: GraphRegion | None = None
 
     @property
     def turns(self) -> list[tuple[rg.Tensor, rg.Tensor]]:
-        """The variables at the start of an iteration, each with its value at the end."""
+        """The loop variables at the start of an iteration, each with its value at the end."""
         return list(zip(self.body.arguments, self.body.outputs, strict=True))
 
     def steps(self, call: Call, values: Values, captured: Values) -> Iterator[Values]:
-        """The loop variables at the beginning of each iteration, and at the end."""
+        """Yield the loop variables at the start of each iteration, and at the end of the loop."""
         number = 0
         while True:
             yield values
@@ -429,19 +432,19 @@ class Loop:
             values, number = call(self.body, inputs, number), number + 1
 
     def spread(self, xs: Sequence[rg.Tensor]) -> None:
-        """Note which integers of the body carry a gradient, from one iteration to the next too."""
+        """Mark the integers of the body that carry a gradient, also between iterations."""
         arguments = self.body.arguments
         pairs = [*zip(xs, arguments, strict=False), *zip(self.body.outputs, arguments, strict=True)]
         for _ in range(1 + sum(not _is_float(x) for x in arguments)):
             self.body.spread(pairs)
 
     def opened(self, xs: Values, floats: int) -> tuple[Values, Values, Values]:
-        """The variables, the gradients that arrive at their final values, and the captures."""
+        """Split xs into the loop variables, the gradients of their final values, and captures."""
         n = self.count + floats
         return xs[: self.count], xs[self.count : n], xs[n:]
 
     def pull(self, call: Call, xs: Values, floats: int) -> list[Any]:
-        """The gradients by the float variables at the start, and by the float captures."""
+        """Return the gradients of the initial float loop variables and of the float captures."""
         values, dys, captured = self.opened(xs, floats)
         *steps, _ = self.steps(call, values, captured)
 
@@ -456,7 +459,10 @@ class Loop:
     def go_back(
         self, call: Call, dys: Values, captured: Values, entries: Any, run: PullRun, *sums: Any
     ) -> tuple[Values, Values | None]:
-        """Go back over the iterations: entries are their numbers, with the variables at first."""
+        """Run the backward pass over the iterations.
+
+        An entry is the number of an iteration and the loop variables at its start.
+        """
 
         def pull(dvars: Values, entry: tuple[Any, Values]) -> Values:
             number, values = entry
@@ -466,12 +472,12 @@ class Loop:
         return pull_loop(pull, dys, sum(self.wrt), entries, run, *sums)[:2]
 
     def zeros(self, captured: Values) -> list[Any]:
-        """The gradients by the float captures before any iteration."""
+        """Return zeros for the gradients of the float captures."""
         return [_blank(x) for x, is_float in zip(captured, self.wrt, strict=False) if is_float]
 
 
 def _blank(x: Any) -> Any:
-    """Zeros for a value (of a variable itself, which stands as None, there is none)."""
+    """Return zeros like a value. For a variable's ref, whose value is None, return None."""
     if isinstance(x, rg.Tensor):
         return rg.zeros_like(x)
     return None if x is None else backend_of(x).xp.zeros_like(x)
@@ -483,7 +489,7 @@ def _while(run: PlanRun, xs: Values, loop: Loop) -> Any:
 
 
 def _calls(run: PlanRun) -> Call:
-    """Calls of regions in the iterations of one loop."""
+    """Return a function that calls regions in the iterations of one loop."""
     outside, through = run.path, run.through
 
     def call(region: GraphRegion, values: Values, number: int) -> Sequence[Any]:
@@ -500,14 +506,14 @@ def while_node(
     cond: GraphRegion, body: GraphRegion, start: Sequence[rg.Tensor], specs: Sequence[Spec],
     limit: int | None,
 ) -> tuple[rg.Tensor, ...]:  # fmt: skip
-    """A node that repeats the body, on its own results, as long as the condition holds."""
+    """Make a node that repeats the body on its own results while the condition holds."""
     xs = [*start, *share_captures(cond, body)]
     with waiting_for(cond, body):
         return add_op(WHILE, "while", xs, {"loop": Loop(cond, body, limit)}, specs, WHILE.rule)
 
 
 class WhileRule(GraphRegionRule):
-    """The gradient runs the loop again, and then back over its iterations."""
+    """The rule of `while_loop`. The gradient runs the loop again, then its iterations backward."""
 
     name = "while_loop"
 
@@ -550,7 +556,7 @@ def _while_grad(run: PlanRun, xs: Values, loop: Loop, floats: int) -> Any:
 
 
 class WhileGradRule(GraphRegionRule):
-    """Higher orders: the run differentiates the passes over the loop, op by op."""
+    """The rule for higher orders: the run differentiates both passes over the loop, op by op."""
 
     name = "while_loop"
 

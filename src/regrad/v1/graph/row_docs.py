@@ -1,8 +1,9 @@
-"""Docstrings of rows: what follows from a row of TensorFlow's index is written here, once for all.
+"""Docstrings of rows, with the sections that are the same for many functions.
 
-A row says what its function computes and what is particular. `complete` adds the arguments that
-mean the same everywhere, the result of elementwise ops, the errors and the source. A section that
-the row writes itself wins; of `Args:` each argument that it describes does.
+The docstring of a row describes the computation and any special arguments. `complete` adds the
+arguments that mean the same everywhere, the result of elementwise ops, the errors and the source.
+A section in the row's docstring takes precedence. In the section `Args:`, each argument that the
+docstring describes takes precedence.
 """
 
 from __future__ import annotations
@@ -23,21 +24,21 @@ HOLDS = {
 
 
 class _Names(dict[str, str]):
-    """Texts by names, or by what names end with (`_initializer`)."""
+    """Texts by name, or by a suffix of names such as `_initializer`."""
 
     def get(self, key: str, default: str = "") -> str:  # pyright: ignore
         name = key.partition(":")[0]  # without the annotation
         return super().get(name) or super().get(f"_{name.rpartition('_')[2]}", default)
 
 
-# What arguments of these names are wherever they occur, if their function does not say otherwise.
+# Descriptions of arguments by name, for functions that do not describe the argument themselves.
 TEXTS = _Names({
     "axis": "The axis. It must be known when the graph is built.",
     "keepdims": "Keep the reduced axes, with size 1.",
     "dtype": "The dtype of the result.",
     "output_type": "The dtype of the result.",
     "output_dtype": "The dtype of the result.",
-    "exclusive": "Leave out the element itself: the first result is that of no elements.",
+    "exclusive": "Leave out the element itself. The first result is 0 for sums, 1 for products.",
     "reverse": "Start at the end of the axis.",
     "direction": '"ASCENDING" or "DESCENDING".',
     "adjoint": "Use the adjoints of the matrices.",
@@ -47,38 +48,38 @@ TEXTS = _Names({
     "shape": "The sizes: numbers, or a tensor of integers.",
     "num_segments": "The number of segments, the first size of the result.",
     "data_format": 'The order of axes: channels last ("NHWC", …) or first ("NCHW", …).',
-    "ksize": "The sizes of the window: a number, or one for each axis; 1 for batch and channels.",
-    "strides": "The steps: a number, or one for each axis; 1 for batch and channels.",
+    "ksize": "The window sizes: a number, or one for each axis, with 1 for batch and channels.",
+    "strides": "The steps: a number, or one for each axis, with 1 for batch and channels.",
     "stride": "The step, a number.",
-    "dilations": "The distances between elements of the filter, as `strides`.",
+    "dilations": "The distances between elements of the filter, in the form of `strides`.",
     "rate": "The distance between elements of the filter, a number.",
     "padding": '"SAME", "VALID", or a pair (before, after) for each axis.',
-    "output_shape": "The shape of the result; it may be a tensor, or hold tensors.",
-    "fft_length": "The sizes that are transformed; by default all.",
-    "axes": "The axes; None for all.",
-    "epsilon": "A small number that keeps a divisor from being 0.",
+    "output_shape": "The shape of the result: a tensor, or a list of numbers and tensors.",
+    "fft_length": "The sizes to transform, by default the whole axes.",
+    "axes": "The axes, or None for all.",
+    "epsilon": "A small number that prevents a division by zero.",
     "size": "The new height and width.",
-    "align_corners": "Let the centers of the corner pixels coincide.",
-    "half_pixel_centers": "Take pixels for squares, whose centers are at 1/2.",
+    "align_corners": "Align the centers of the corner pixels of both images.",
+    "half_pixel_centers": "Treat pixels as squares with their centers at 1/2.",
     "k": "How many.",
     "name": "The name of the op in the graph.",
-    "weights": "A weight for each loss: a number, or a tensor of their rank.",
-    "loss_collection": "The collection that the result joins, or None.",
+    "weights": "A weight for each loss: a number, or a tensor of the rank of the losses.",
+    "loss_collection": "The collection to add the result to, or None.",
     "reduction": "How losses are reduced; see `tf.losses.Reduction`.",
-    "label_smoothing": "How far labels are moved towards equal probabilities, 0 to 1.",
-    "activation": "A function of the result, or its name in `tf.nn`.",
-    "use_bias": "Whether there is a bias.",
+    "label_smoothing": "How far to move labels towards equal probabilities, 0 to 1.",
+    "activation": "A function to apply to the result, or its name in `tf.nn`.",
+    "use_bias": "Whether the layer adds a bias.",
     "_initializer": "The initial values; see `tf.get_variable`.",
-    "_regularizer": "A function whose result joins REGULARIZATION_LOSSES.",
+    "_regularizer": "A function of the variable. Its result is added to REGULARIZATION_LOSSES.",
     "_constraint": "A function of the variable that optimizers apply after an update.",
     "trainable": "Whether optimizers change the variables.",
-    "reuse": "Whether the variables are those of an earlier call.",
-    "learning_rate": "The first rate: a float, or a tensor of floats.",
-    "global_step": "The number of steps done: a number, tensor or Variable.",
-    "staircase": "Round `global_step / decay_steps` down: the rate falls at once.",
+    "reuse": "Whether to use the variables of an earlier call.",
+    "learning_rate": "The initial rate: a float, or a tensor of floats.",
+    "global_step": "The number of completed steps: a number, tensor or Variable.",
+    "staircase": "Round `global_step / decay_steps` down, so that the rate changes in steps.",
 })  # fmt: skip
-# The same for functions that are written out (see `core.docstrings`): each says what its tensors
-# are.
+# The same for functions without a row (see `core.docstrings`). Their docstrings describe the
+# tensors.
 WRITTEN_OUT = Texts(TEXTS, "", "DTypeError: an argument cannot become a tensor.")
 # Elementwise op types whose results are bools.
 TESTS = {
@@ -90,7 +91,7 @@ TESTS = {
 class RowParts(NamedTuple):
     """The parts of a row from which its docstring is made."""
 
-    path: str  # as "tf.math.sqrt"
+    path: str  # such as "tf.math.sqrt"
     op_type: str | None
     default: str  # the name of its op
     parameters: list[str]
@@ -98,20 +99,20 @@ class RowParts(NamedTuple):
     renamed: dict[str, str]  # old name → new name
     idle: set[str]  # parameters without effect
     kinds: str
-    one_dtype: bool  # whether the tensors are brought to one dtype
-    plain: bool  # whether the op's result is the function's, without casts
-    shows: tuple[str, ...] = ()  # arrays and keywords that an example passes, its result
+    one_dtype: bool  # whether the tensors are converted to one dtype
+    plain: bool  # whether the op's result is the function's result, without casts
+    shows: tuple[str, ...] = ()  # the arrays and keywords of the example, and its result
 
 
 def fill_in(made: Any, name: str, **shown: Any) -> Any:
-    """Name what a function made, a function or a class, and fill in its docstring; return it."""
+    """Name a generated function or class, complete its docstring, and return it."""
     made.__name__ = made.__qualname__ = name
     made.__doc__ = inspect.cleandoc(made.__doc__ or "").format(name=name, **shown)
     return made
 
 
 def complete(doc: str, row: RowParts) -> str:
-    """Return the docstring of a row with the sections that follow from it."""
+    """Return the docstring of a row with all its sections."""
     doc = inspect.cleandoc(doc)
     prose, mark, example = (doc + _example(row)).partition("\n>>> ")
     sections = {title: text.rstrip("\n") for title, text in SECTION.findall(prose)}
@@ -173,7 +174,7 @@ def _example(row: RowParts) -> str:
 
 
 def _dtype_shown(elements: str) -> str:
-    """Return the dtype of a result, as its elements show it."""
+    """Return the dtype of a result, judged by its printed elements."""
     marks = {"e": "bool", "j": "complex64", ".": "float32"}  # of False and True, …
     return next((dtype for mark, dtype in marks.items() if mark in elements), "int64")
 
@@ -188,7 +189,7 @@ def _broadcasting(row: RowParts) -> str:
 
 
 def _results(row: RowParts) -> str:
-    """Return the section of results of an elementwise op; of others the row must write it."""
+    """Return the section Returns of an elementwise op. Other rows must write it themselves."""
     if not _elementwise(row):
         return ""
     one = len(row.tensors) == 1

@@ -1,4 +1,4 @@
-"""Rows of TensorFlow's index of functions: each is made of its declaration."""
+"""Rows of TensorFlow's index of functions. Each function is made from its declaration."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from regrad.v1.graph.kinds import ANY
 from regrad.v1.graph.row_docs import RowParts, complete
 
 MISSING, EITHER = inspect.Parameter.empty, inspect.Parameter.POSITIONAL_OR_KEYWORD
-TENSOR = object()  # the role of a parameter that is a tensor though it has a default
+TENSOR = object()  # the role of a tensor parameter that has a default
 Role = Callable[[Any], Any] | str | object | None
 
 
 def plain_value(value: Any) -> Any:
-    """The role of an attribute that is passed on as it is, though it has no default."""
+    """Return the value unchanged: the role of an attribute without a default."""
     return value
 
 
-# What parameters of these names are in all of TensorFlow, deprecated ones among them.
+# Roles of parameters by name, the same in all of TensorFlow. Some of the names are deprecated.
 USUAL_ROLES: dict[str, Any] = {
     "value": TENSOR, "filter": TENSOR, "axis": axes_of, "keepdims": bool, "shape": as_sizes,
     "block_shape": as_sizes, "paddings": as_sizes, "crops": as_sizes, "num_segments": as_sizes,
@@ -40,7 +40,7 @@ def define(
     declaration: str, op_type: str | None, function: Callable[..., Any] | Op, kinds: str = ANY,
     *shows: str, doc: str = "", **settings: Any,
 ) -> Callable[..., Any]:  # fmt: skip
-    """Make one of TensorFlow's functions from its declaration: what `one_op` does, as a row.
+    """Make a TensorFlow function from its declaration. The function calls `one_op`.
 
         argmin = define(
             "tf.argmin(input, axis=None, name=None, dimension=None)",
@@ -48,19 +48,19 @@ def define(
         )
 
     Args:
-        declaration: The call as TensorFlow's index has it. Parameters without a default are the
-            tensors, in order; those with one are attributes, passed on by keyword. `name=None`
-            is the last unless it is written elsewhere.
+        declaration: The signature in TensorFlow's index. Parameters without a default are the
+            tensors, in order. Parameters with a default are attributes, passed by keyword.
+            `name=None` is appended unless the declaration has it.
         op_type, function, kinds, same: See `one_op`.
-        shows: An example: arrays and keywords that are passed, and the eager result, as its
-            elements or as its repr.
-        doc: The docstring; by default that of a function of the same module, and of one of
-            regrad's its first line. `complete` adds to it.
+        shows: An example: the arrays and keywords to pass, and the eager result, as its elements
+            or as its repr.
+        doc: The docstring. The default is the docstring of `function`, or only its first line if
+            `function` is defined in another module. `complete` adds sections.
         settings: See `_made`.
     """
     module = sys._getframe(1).f_globals["__name__"]
     said = inspect.cleandoc(function.__doc__ or "")
-    if function.__module__ != module or hasattr(function, "__wrapped__"):  # it has other sections
+    if function.__module__ != module or hasattr(function, "__wrapped__"):  # other sections
         said = said.partition("\n")[0]
     settings = {"kinds": kinds, "shows": shows, **settings}
     return _made(*_parse(declaration), module, op_type, function, doc or said, **settings)
@@ -70,17 +70,17 @@ def row(
     place: str, op_type: str | None, function: Callable[..., Any] | Op | None = None,
     kinds: str = ANY, deferred: bool = False, **settings: Any,
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:  # fmt: skip
-    """Make one of TensorFlow's functions as `define` does, from a function that is its declaration.
+    """Make a TensorFlow function as `define` does, with a Python function as the declaration.
 
         @row("tf", "ArgMin", rg.argmin, REALS)
         def argmin(input, axis=None, name=None, dimension=None):
             \"\"\"Return the index of the smallest element along an axis.\"\"\"
 
     Args:
-        place: The namespace in which TensorFlow's index has it.
+        place: The namespace of the function in TensorFlow's index.
         op_type, kinds: See `one_op`.
-        function: What computes the row; by default the body of the declaration.
-        deferred: Whether that body asks for sizes; see `deferrable`.
+        function: The function that computes the row, by default the decorated function.
+        deferred: Whether the decorated function reads sizes; see `deferrable`.
         settings: See `_made`.
     """
 
@@ -104,11 +104,12 @@ def _made(
     """Make a row from its declaration.
 
     Args:
-        scope: The default name: otherwise the declared one, the op type or the function's name.
-        call: What takes the place of `one_op`.
-        roles: What a parameter is otherwise: a function that makes the attribute of what is
-            passed, the name of the parameter of which it is the old name, `TENSOR`, or None for
-            one without effect. `USUAL_ROLES` need not be written.
+        scope: The default name of the op. If it is empty, the default name is the declared
+            `name`, the op type or the function's name.
+        call: The function to call instead of `one_op`.
+        roles: Roles of parameters that differ from `USUAL_ROLES`. A role is a function that
+            converts the passed value to the attribute, the new name of a renamed parameter,
+            `TENSOR`, or None for a parameter without effect.
     """
     name, parameters = path.rpartition(".")[2], list(signature.parameters.values())
     places = {p.name: i for i, p in enumerate(parameters)}
@@ -142,12 +143,12 @@ def _made(
                 return call(op_type, options["name"] or default, function, *args, **usual)
         values = [*args, *blank[count:]]
         for n, value in options.items():
-            if places.get(n, -1) < count:  # unknown, or passed by position as well
+            if places.get(n, -1) < count:  # the name is unknown, or also passed by position
                 signature.bind(*args, **options)  # raises the TypeError
             values[places[n]] = value
         if len(values) > total or (count < required and _lacks_any(values[count:required])):
             signature.bind(*args, **options)
-        made = attributes(values)  # and the tensors that have old names
+        made = attributes(values)  # also moves tensors from old names to new names
         xs = [values[i] for i in tensors]
         return call(op_type, values[last] or default, function, *xs, **made)
 
@@ -164,14 +165,14 @@ def _lacks_any(values: list[Any]) -> bool:
 def _dress(
     function: Any, name: str, signature: inspect.Signature, doc: str, module: str
 ) -> Callable[..., Any]:
-    """Show a function under a name, as one of a module, with a signature and a docstring."""
+    """Set the name, module, signature and docstring of a function."""
     function.__name__ = function.__qualname__ = name
     function.__signature__, function.__doc__, function.__module__ = signature, doc, module
     return function
 
 
 def _parse(declaration: str) -> tuple[str, inspect.Signature]:
-    """Read `tf.f(x, axis=None, dtype=tf.int64)`."""
+    """Parse a declaration such as `tf.f(x, axis=None, dtype=tf.int64)`."""
     path, _, listed = declaration.removesuffix(")").partition("(")
     listed = listed if "name=" in listed else f"{listed}, name=None"
     return path, inspect.signature(compiled("f", f"def f({listed}): ...", {"tf": dtypes}))

@@ -1,4 +1,4 @@
-"""Static shapes as TensorFlow 1 shows them."""
+"""TensorFlow 1's static shapes."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ __all__ = ["Dimension", "TensorShape"]
 
 
 class Dimension(int):
-    """A known size: an int with TensorFlow's `value`.
+    """A known size: an int with TensorFlow's attribute `value`.
 
-    An unknown size is a `Dim`, or has the value None.
+    An unknown size is a `Dim`, or an `UnknownDimension`, whose `value` is None.
 
     Source: `tf.Dimension`.
 
@@ -39,7 +39,7 @@ class Dimension(int):
 
 
 class TensorShape:
-    """A static shape: sizes, some of them unknown, or not even a known rank.
+    """A static shape. Sizes may be unknown, and so may the rank.
 
     Args:
         sizes: Ints and Nones, another TensorShape, or None for an unknown rank.
@@ -80,13 +80,13 @@ class TensorShape:
         return None if self._sizes is None else [_dimension(n) for n in self._sizes]
 
     def as_list(self) -> list[int | None]:
-        """Return the sizes, None for unknown ones; ValueError if the rank is unknown."""
+        """Return the sizes, None for unknown sizes. Raises ValueError if the rank is unknown."""
         if self._sizes is None:
             raise ShapeError("as_list() is not defined on an unknown TensorShape.")
         return [_number(n) for n in self._sizes]
 
     def is_fully_defined(self) -> bool:
-        """Return whether rank and all sizes are known."""
+        """Return whether the rank and all sizes are known."""
         return self._sizes is not None and None not in self.as_list()
 
     def num_elements(self) -> int | None:
@@ -96,7 +96,7 @@ class TensorShape:
         return math.prod(known) if len(known) == len(sizes) else None
 
     def is_compatible_with(self, other: ShapeLike) -> bool:
-        """Return whether one tensor can have both shapes."""
+        """Return whether a tensor can have both shapes."""
         a, b = self._sizes, TensorShape(other)._sizes
         if a is None or b is None:
             return True
@@ -104,12 +104,12 @@ class TensorShape:
         return len(a) == len(b) and all(m is None or n is None or m == n for m, n in pairs)
 
     def assert_is_compatible_with(self, other: ShapeLike) -> None:
-        """Raise ValueError unless one tensor can have both shapes."""
+        """Raise ValueError unless a tensor can have both shapes."""
         if not self.is_compatible_with(other):
             raise ShapeError(f"Shapes {self} and {TensorShape(other)} are incompatible")
 
     def merge_with(self, other: ShapeLike) -> TensorShape:
-        """Return the shape that follows from both; ValueError if they contradict each other."""
+        """Return the shape that combines the known sizes. Raises ValueError if they differ."""
         other = TensorShape(other)
         self.assert_is_compatible_with(other)
         if self._sizes is None or other._sizes is None:
@@ -126,7 +126,7 @@ class TensorShape:
         return TensorShape(self._sizes + other._sizes)
 
     def with_rank(self, rank: int) -> TensorShape:
-        """Return the shape, known to have this rank; ValueError if it has another."""
+        """Return the shape with this rank. Raises ValueError if the shape has another rank."""
         return self.merge_with([None] * rank)
 
     def __iter__(self) -> Iterator[Any]:
@@ -178,7 +178,7 @@ class TensorShape:
 
 
 def _size(n: Size) -> Any:
-    """Return a size as an int; None, and what only the run can tell, stay."""
+    """Return a size as an int. None and sizes known only in the run are returned unchanged."""
     if n is None or isinstance(n, Dim | UnknownDimension):
         return None if isinstance(n, UnknownDimension) else n
     try:
@@ -191,7 +191,7 @@ def _size(n: Size) -> Any:
 
 
 class UnknownDimension:
-    """A size of which nothing is known: `Dimension(None)`."""
+    """An unknown size: `Dimension(None)`."""
 
     value = None
 
@@ -202,7 +202,7 @@ class UnknownDimension:
         return "?"
 
 
-# A size, None where it is unknown; a static shape, as TensorShape takes it.
+# A size, or None if it is unknown; and any value that TensorShape accepts as a shape.
 Size: TypeAlias = int | Dim | UnknownDimension | None
 ShapeLike: TypeAlias = TensorShape | Iterable[Size] | UnknownRank | int | Dim | None
 

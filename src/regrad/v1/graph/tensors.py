@@ -1,4 +1,4 @@
-"""Tensors, operations and static shapes as TensorFlow 1 shows them, and what becomes a tensor."""
+"""The tensors and operations of TensorFlow 1's API."""
 
 from __future__ import annotations
 
@@ -27,10 +27,11 @@ __all__ = ["IndexedSlices", "Operation", "Tensor"]
 
 
 class Operation(OpView):
-    """An op of a graph: what TensorFlow calls `tf.Operation`, and what a rule sees as `op`.
+    """An op of a graph. A rule receives the Operation as its argument `op`.
 
-    `inputs` and `get_attr` are TensorFlow's: a reduction's axis is an input, `T` is a dtype. Graphs
-    make it; `x.op` is that of a tensor.
+    `inputs` and `get_attr` follow TensorFlow. For example, the axis of a reduction is an input,
+    and the attribute `T` is a dtype. Get the Operation of a tensor as `x.op`; user code does not
+    make Operations.
 
     Args:
         node: The node of the graph.
@@ -60,7 +61,7 @@ class Operation(OpView):
         return tuple([x for x, _ in self._inputs()])
 
     def _inputs(self) -> list[tuple[Tensor, int | None]]:
-        """The inputs, each with its place among the record's (None for what is TensorFlow's)."""
+        """The inputs, each with its index in the node, or None if only TensorFlow has it."""
         node = self._node
         if node.face_inputs is None:
             listed = tf_names.inputs(node)
@@ -73,18 +74,18 @@ class Operation(OpView):
     def _constant(self, name: str, value: Any) -> Tensor:
         graph = self._node.graph
         with graph.name_scope(self.name + "/"):
-            if value is None:  # all axes of a tensor of unknown rank
+            if value is None:  # all axes, where the rank is unknown
                 value = AllAxes(face(self._node.xs[0]))
             return FACES[object](value, name=name)
 
     @property
     def outputs(self) -> list[Tensor]:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """The tensors that the op makes."""
+        """The tensors that the op returns."""
         return [face(tensor_of(symbol)) for symbol in self._node.symbols]
 
     @property
     def control_inputs(self) -> list[Operation]:
-        """The ops that must have run before."""
+        """The ops that must run before this op."""
         return [operation(node) for node in self._node.control]
 
     @property
@@ -95,18 +96,18 @@ class Operation(OpView):
         return NodeDef(self.name, self.type, read + waits, tf_names.attrs(self._node))
 
     device = ""
-    variable: Any = None  # of a variable's op
+    variable: Any = None  # the Variable, if this is the op of one
 
     def values(self) -> tuple[Tensor, ...]:
         """The outputs as a tuple."""
         return tuple(self.outputs)
 
     def run(self, feed_dict: Mapping[Any, Any] | None = None, session: Runs | None = None) -> None:
-        """Run the op in a session (the default one)."""
+        """Run the op in a session, by default the default session."""
         (session or default_session("run")).run(self, feed_dict)
 
     def get_attr(self, name: str) -> Any:
-        """An attribute under TensorFlow's name; ValueError if the op has none such."""
+        """Return an attribute by its TensorFlow name. Raises ValueError for an unknown name."""
         attrs = tf_names.attrs(self._node)
         if name == "_gradient_op_type" and self._node.rule is not self._node.op.rule:
             return self._node.rule.name.encode()
@@ -154,7 +155,7 @@ class Operation(OpView):
 
 
 def operation(node: Node) -> Operation:
-    """The one Operation of a node."""
+    """Return the Operation of a node, always the same object."""
     if node.face is None:
         node.face = Operation(node)
     return node.face
@@ -166,12 +167,12 @@ def operation(node: Node) -> Operation:
 class Tensor(TensorView):
     """A value that a graph will compute: `tf.Tensor`.
 
-    Its operators are TensorFlow's, which is strict about dtypes; `==` compares element by
-    element (in TensorFlow 1 it asks whether two names mean one tensor; use `is`). The functions of
-    `tf` make it.
+    The operators do not mix dtypes, as in TensorFlow. `==` compares element by element. In
+    TensorFlow 1 `==` tests for identity; use `is` for this. The functions of `tf` return Tensors;
+    user code does not make them.
 
     Args:
-        tensor: The Tensor of regrad that it shows.
+        tensor: The regrad Tensor that this object wraps.
 
     Source: `tf.Tensor`.
 
@@ -183,14 +184,14 @@ class Tensor(TensorView):
     """
 
     __slots__ = ("__weakref__", "_tensor")
-    __array_ufunc__ = None  # NumPy leaves `array * tensor` to us
+    __array_ufunc__ = None  # makes NumPy call __rmul__ for `array * tensor`
     __array_priority__ = 100
 
     def __init__(self, tensor: rg.Tensor) -> None:
         self._tensor = tensor
 
     def _read(self) -> rg.Tensor:
-        """The Tensor that regrad's own functions see: they take this object like a Tensor."""
+        """Return the wrapped Tensor. regrad's functions accept this object through this method."""
         node = self._tensor._data.node
         if node.op.type == "VariableV2":
             return operation(node).variable._read()
@@ -202,17 +203,17 @@ class Tensor(TensorView):
 
     @property
     def op(self) -> Operation:
-        """The op that makes it."""
+        """The op that computes this tensor."""
         return operation(self._symbol.node)
 
     @property
     def name(self) -> str:
-        """The name of its op, a colon, and the number of the output."""
+        """The name of the op, a colon, and the index of the output."""
         return self._symbol.name
 
     @property
     def graph(self) -> Any:
-        """Its graph."""
+        """The graph of the tensor."""
         return self._symbol.node.graph.root
 
     @property
@@ -222,35 +223,35 @@ class Tensor(TensorView):
 
     @property
     def dtype(self) -> DType:
-        """Its dtype."""
+        """The dtype."""
         base = dtypes.of(self._symbol.dtype)
         return DType(base._dtype, True) if self._symbol.node.op.type == "VariableV2" else base
 
     @property
     def shape(self) -> TensorShape:
-        """Its static shape."""
+        """The static shape."""
         return TensorShape(self._symbol.shape)
 
     device = ""
 
     def get_shape(self) -> TensorShape:
-        """Its static shape."""
+        """The static shape."""
         return self.shape
 
     def set_shape(self, shape: ShapeLike) -> None:
-        """Make more of the static shape known; ValueError if it contradicts what is known."""
+        """Refine the static shape. Raises ValueError if the shapes are incompatible."""
         merged = self.shape.merge_with(shape)
         if merged._sizes is not None:
             self._symbol.refine(merged._sizes)
 
     def consumers(self) -> list[Operation]:
-        """The ops that read it."""
+        """Return the ops that read this tensor."""
         here = self._symbol.id
         nodes = self._symbol.node.graph.nodes
         return [operation(n) for n in nodes if any(s.id == here for s in n.sources())]
 
     def eval(self, feed_dict: Mapping[Any, Any] | None = None, session: Runs | None = None) -> Any:
-        """Its value in a session (the default one)."""
+        """Return the value in a session, by default the default session."""
         return (session or default_session("eval")).run(self, feed_dict)
 
     def __repr__(self) -> str:
@@ -269,7 +270,7 @@ class Tensor(TensorView):
     def __bool__(self) -> bool:
         raise ArgumentError(
             "Using a `tf.Tensor` as a Python `bool` is not allowed: its value is known only when "
-            "the graph runs. Use `if t is not None:` to ask whether there is a tensor, and tf.cond "
+            "the graph runs. Use `if t is not None:` to test for a missing tensor, and tf.cond "
             f"or tf.where to choose by its value. ({self})"
         )
 
@@ -296,7 +297,7 @@ class Tensor(TensorView):
         raise self._no_value("a NumPy array of it")
 
     def numpy(self) -> Any:
-        """Refused: there is no value before the run."""
+        """Raise: a symbolic tensor has no value before the run."""
         raise self._no_value("numpy()")
 
     def _no_value(self, what: str) -> ArgumentError:
@@ -307,48 +308,48 @@ class Tensor(TensorView):
 
 
 def face(y: Any) -> Any:
-    """Symbolic Tensors (also in tuples and lists) as TensorFlow shows them; all else as it is."""
+    """Wrap symbolic Tensors, also in tuples and lists. Return any other value unchanged."""
     if isinstance(y, list | tuple):
         made = [face(item) for item in y]
         return type(y)(*made) if hasattr(y, "_fields") else type(y)(made)
     if not isinstance(y, rg.Tensor) or not is_symbolic(y):
         return y
     symbol = y._data
-    if y._id != symbol.id:  # an alias, under which a tape knows it
+    if y._id != symbol.id:  # an alias, which a tape recorded
         return Tensor(y)
     if symbol.face is None:
         symbol.face = Tensor(y)
     return symbol.face
 
 
-# -- what becomes a tensor -----------------------------------------------------------------------
+# -- conversion to tensors -----------------------------------------------------------------------
 
 
 def is_tensor(value: Any) -> bool:
-    """Return whether a value is a tensor, a variable or one of regrad's Tensors."""
+    """Return whether a value is a tensor, a variable or a regrad Tensor."""
     return isinstance(value, rg.Tensor | Readable)
 
 
-# How values of some types become tensors, where that takes ops: the modules that make those fill
-# it. (TensorFlow: `tf.register_tensor_conversion_function`.)
+# Functions that convert values to tensors through ops, by the value's type. The modules that
+# define these ops add their functions. (TensorFlow: `tf.register_tensor_conversion_function`.)
 CONVERSIONS: dict[type, Callable[[Any, DType | None, str | None], Tensor]] = {}
 
 
 def rg_read(value: TensorLike) -> rg.Tensor:
-    """A Variable, a Tensor of either kind, as regrad's Tensor."""
+    """Return a Variable, or a Tensor of either kind, as a regrad Tensor."""
     return value if isinstance(value, rg.Tensor) else type(value)._read(value)
 
 
 @dataclass(eq=False, repr=False)
 class IndexedSlices:
-    """Rows of a tensor: `values[i]` belongs to row `indices[i]`. A rule may return one.
+    """Rows of a tensor: `values[i]` is added to row `indices[i]`. A rule may return IndexedSlices.
 
-    regrad's gradients are dense; this becomes a dense tensor when it is used.
+    regrad's gradients are dense. IndexedSlices become a dense tensor where they are used.
 
     Args:
         values: The rows, a tensor of shape `(n, …)`.
-        indices: Integers, of shape `(n,)`; rows of the same index are added.
-        dense_shape: The shape of the tensor.
+        indices: Integers, of shape `(n,)`. Rows with the same index are added.
+        dense_shape: The shape of the dense tensor.
 
     Source: `tf.IndexedSlices`.
 
@@ -365,7 +366,7 @@ class IndexedSlices:
 
 
 class AllAxes(NamedTuple):
-    """The axes of a tensor, of which only the run knows how many there are."""
+    """All axes of a tensor whose rank is known only in the run."""
 
     x: Tensor
 

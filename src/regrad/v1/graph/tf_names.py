@@ -1,8 +1,8 @@
-"""How an op's inputs and attributes look under TensorFlow's names.
+"""The inputs and attributes of ops under TensorFlow's names.
 
-What regrad keeps as an attribute (an axis, a shape) is often an input in TensorFlow, at a place
-of its own, and attributes have other names and forms. One row per op type tells both; op types
-without a row show their own inputs, `T`, and their own attributes.
+An attribute in regrad, such as an axis or a shape, is often an input in TensorFlow, and other
+attributes have other names and forms. One row per op type defines both. Op types without a row show
+regrad's inputs and attributes, and `T`.
 
 Source: the op definitions of TensorFlow 1.15 (`tensorflow/core/ops`).
 """
@@ -17,7 +17,7 @@ import numpy as np
 from regrad.core.dims import Dim, UnknownRank
 from regrad.graph.graph import Node
 
-# An input: the place among the record's own leaves, or the name and value of a constant.
+# An input: the index in the node's inputs, or the name and value of a constant.
 Item = int | tuple[str, Any]
 Getter = Callable[[Node], Any]
 
@@ -27,8 +27,8 @@ INT32 = np.dtype(np.int32)
 class TensorFlowView(NamedTuple):
     """One row: the inputs in TensorFlow's order, and the attributes by TensorFlow's names.
 
-    An input is a place among the leaves, XS for all of them, or a pair of a name and a getter.
-    An attribute is a getter, or the value that it always has.
+    An input is an index in the node's inputs, XS for all of them, or a pair of a name and a getter.
+    An attribute is a getter or a fixed value.
     """
 
     inputs: Sequence[Any]
@@ -36,10 +36,10 @@ class TensorFlowView(NamedTuple):
 
 
 def inputs(node: Node) -> list[Item]:
-    """TensorFlow's inputs in order: places among the leaves, and `(name, value)` of constants.
+    """Return TensorFlow's inputs in order, as indices or as `(name, value)` of constants.
 
-    Values are arrays; where a size is known only in the run, lists with Dims in them, and None
-    for all axes of a tensor of unknown rank.
+    Values are arrays. If a size is known only in the run, the value is a list with Dims. For all
+    axes of a tensor of unknown rank the value is None.
     """
     found: list[Item] = []
     for item in _view(node).inputs:
@@ -54,7 +54,7 @@ def inputs(node: Node) -> list[Item]:
 
 
 def attrs(node: Node) -> dict[str, Any]:
-    """TensorFlow's attributes: dtypes are NumPy's, strings bytes."""
+    """Return TensorFlow's attributes, with NumPy dtypes, and bytes for strings."""
     items = _view(node).attrs.items()
     return {name: value(node) if callable(value) else value for name, value in items}
 
@@ -83,57 +83,57 @@ XS = object()
 
 
 def T(node: Node) -> np.dtype:
-    """The dtype of the first input, or of the output of an op without inputs."""
+    """Return the dtype of the first input, or of the output of an op without inputs."""
     return node.specs[0][1] if node.specs else node.symbols[0].dtype
 
 
 def dtype_of(place: int) -> Getter:
-    """The dtype of an input."""
+    """Return a getter of the dtype of an input."""
     return lambda node: node.specs[place][1]
 
 
 def result(node: Node) -> np.dtype:
-    """The dtype of the first output."""
+    """Return the dtype of the first output."""
     return node.symbols[0].dtype
 
 
 def dtypes(node: Node) -> list[np.dtype]:
-    """The dtypes of all inputs."""
+    """Return the dtypes of all inputs."""
     return [dtype for _, dtype in node.specs]
 
 
 def results(node: Node) -> list[np.dtype]:
-    """The dtypes of all outputs."""
+    """Return the dtypes of all outputs."""
     return [symbol.dtype for symbol in node.symbols]
 
 
 def count(node: Node) -> int:
-    """Return the number of tensors of an op that takes any number of them."""
+    """Return the number of inputs of an op with a variable number of inputs."""
     return len(node.xs)
 
 
 def at(name: str) -> Getter:
-    """An attribute as it is."""
+    """Return a getter of an unchanged attribute."""
     return lambda node: node.attrs[name]
 
 
 def text(name: str) -> Getter:
-    """A string as bytes, in capitals."""
+    """Return a getter of a string as uppercase bytes."""
     return lambda node: node.attrs[name].upper().encode()
 
 
 def ints(name: str, attr: str = "") -> tuple[str, Getter]:
-    """An input that is an attribute of integers (of that name, if no other is given)."""
+    """Return an input made of an attribute of integers, by default of the same name."""
     return name, lambda node: as_ints(node.attrs[attr or name])
 
 
 def number(name: str, attr: str = "") -> tuple[str, Getter]:
-    """An input that is an attribute of the dtype of the output."""
+    """Return an input made of an attribute, with the dtype of the output."""
     return name, lambda node: np.asarray(node.attrs[attr or name], result(node))
 
 
 def as_ints(value: Any) -> Any:
-    """Convert integers to an array of int32, or to lists where there are Dims among them."""
+    """Convert integers to an int32 array, or to lists if Dims are among them."""
     if value is None or isinstance(value, UnknownRank):
         return None
     return _as_lists(value) if _has_dims(value) else np.asarray(value, INT32)
@@ -155,25 +155,25 @@ def _rank(node: Node) -> int | None:
 
 
 def axes(node: Node) -> Any:
-    """The axes of a reduction; all of them listed, if none are given."""
+    """Return the axes of a reduction, by default a list of all axes."""
     axis, rank = node.attrs["axis"], _rank(node)
     return as_ints(tuple(range(rank)) if axis is None and rank is not None else axis)
 
 
 def permutation(node: Node) -> Any:
-    """The order of axes that a transposition makes."""
+    """Return the permutation of the axes of a transpose."""
     axes, rank = node.attrs["axes"], _rank(node)
     return as_ints(tuple(range(rank))[::-1] if axes is None and rank is not None else axes)
 
 
 def squeezed_axes(node: Node) -> list[int]:
-    """The axes that are left out by name."""
+    """Return the axes that a squeeze names."""
     axis = node.attrs["axis"]
     return [] if axis is None else [axis] if isinstance(axis, int) else list(axis)
 
 
 def sizes(node: Node) -> list[Any] | None:
-    """A static shape, with None for sizes that are unknown."""
+    """Return a static shape, with None for unknown sizes."""
     shape = node.symbols[0].shape
     if isinstance(shape, UnknownRank):
         return None
@@ -184,7 +184,7 @@ def sizes(node: Node) -> list[Any] | None:
 
 
 def _bounds(node: Node) -> list[tuple[Any, Any, Any]]:
-    """`(begin, end, step)` of each entry of a strided slice; masks tell of whole axes."""
+    """Return `(begin, end, step)` of each entry of a strided slice. Masks mark whole axes."""
     entries = enumerate(node.attrs["index"])
     return [(0, 0, 1) if _is_whole(node, i, entry) else _bound(entry) for i, entry in entries]
 
@@ -199,12 +199,12 @@ def _bound(entry: Any) -> tuple[Any, Any, Any]:
 
 
 def bound(part: int) -> Getter:
-    """`begin` (0), `end` (1) or `strides` (2) of a strided slice."""
+    """Return a getter of `begin` (0), `end` (1) or `strides` (2) of a strided slice."""
     return lambda node: as_ints(tuple(b[part] for b in _bounds(node)))
 
 
 def mask(which: Callable[[Node, int, Any], bool]) -> Getter:
-    """A number whose bits say for which entries of a strided slice something holds."""
+    """Return a getter of a bit mask of the entries of a strided slice that pass a test."""
 
     def bits(node: Node) -> int:
         entries = enumerate(node.attrs["index"])
@@ -214,7 +214,7 @@ def mask(which: Callable[[Node, int, Any], bool]) -> Getter:
 
 
 def _is_whole(node: Node, i: int, entry: Any) -> bool:
-    """Return whether an axis is taken from its first element to its last."""
+    """Return whether an entry takes an axis from its first element to its last."""
     shape = node.specs[0][0]
     if not isinstance(entry, tuple) or isinstance(shape, UnknownRank):
         return False
@@ -230,7 +230,7 @@ def _same(m: Any, n: Any) -> bool:
 
 
 def _runs_out(node: Node, i: int, entry: Any) -> bool:
-    """Return whether an axis is taken to its end, or backwards to its first element."""
+    """Return whether an entry takes an axis to its end, or backward to its first element."""
     if _is_whole(node, i, entry):
         return True
     end = _bound(entry)[1]
@@ -241,24 +241,24 @@ def _runs_out(node: Node, i: int, entry: Any) -> bool:
 
 
 def window(name: str) -> Getter:
-    """Sizes, strides or dilations of windows, with 1 for batch and channels."""
+    """Return a getter of sizes, strides or dilations of windows, 1 for batch and channels."""
     return lambda node: [1, *node.attrs[name], 1]
 
 
 def padding(node: Node) -> bytes:
-    """`SAME`, `VALID`, or `EXPLICIT`."""
+    """Return the padding: `SAME`, `VALID`, or `EXPLICIT`."""
     pad = node.attrs["pad"]
     return pad.upper().encode() if isinstance(pad, str) else b"EXPLICIT"
 
 
 def explicit_paddings(node: Node) -> list[int]:
-    """The paddings of all axes in a row, if they are given as numbers."""
+    """Return the paddings of all axes in one list, if the padding is `EXPLICIT`."""
     pad = node.attrs["pad"]
     return [] if isinstance(pad, str) else [0, 0, *(n for pair in pad for n in pair), 0, 0]
 
 
 def data_format(node: Node) -> bytes:
-    """`NHWC` for images, `NDHWC` for volumes."""
+    """Return the layout: `NHWC` for images, `NDHWC` for volumes."""
     return b"NHWC" if len(node.attrs["strides"]) == 2 else b"NDHWC"
 
 
@@ -272,11 +272,11 @@ CONV2D: dict[str, Any] = {**CONV, "use_cudnn_on_gpu": True}
 POOL: dict[str, Any] = {**WINDOWS, "ksize": window("filter_size")}
 RESIZE: dict[str, Any] = {"T": T, "align_corners": at("align"), "half_pixel_centers": at("half")}
 
-# -- op types that TensorFlow tells apart --------------------------------------------------------
+# -- op types that TensorFlow splits -------------------------------------------------------------
 
 
 def _split(node: Node) -> TensorFlowView:
-    """`Split` into equal parts, else `SplitV`."""
+    """Return the row `Split` for equal parts, else `SplitV`."""
     parts, attrs = node.attrs["sizes"], {"num_split": lambda node: len(node.symbols), "T": T}
     axis = ints("split_dim", "axis")
     if all(_same(part, parts[0]) for part in parts[1:]):
@@ -285,7 +285,7 @@ def _split(node: Node) -> TensorFlowView:
 
 
 def _pad(node: Node) -> TensorFlowView:
-    """`Pad` with zeros, else `PadV2`."""
+    """Return the row `Pad` for zeros, else `PadV2`."""
     filled = (
         () if node.attrs["constant_value"] == 0 else (number("constant_values", "constant_value"),)
     )
@@ -293,7 +293,7 @@ def _pad(node: Node) -> TensorFlowView:
 
 
 def _matmul(node: Node) -> TensorFlowView:
-    """`MatMul`, or `BatchMatMulV2`, which calls its transposes adjoints."""
+    """Return the row `MatMul`, or `BatchMatMulV2`, whose transposes are named adjoints."""
     names = ("transpose_a", "transpose_b")
     attrs = {"T": T, **{name: at(name) for name in names}}
     if _rank(node) != 2:
@@ -305,17 +305,17 @@ def _matmul(node: Node) -> TensorFlowView:
 
 
 def row(*inputs: Any, **attrs: Any) -> TensorFlowView:
-    """A row with `T`; the op's own inputs, if none are named."""
+    """Make a row with the attribute `T`, by default with all inputs of the op."""
     return TensorFlowView(inputs or (XS,), {"T": T, **attrs})
 
 
 def typed(*inputs: Any, **attrs: Any) -> TensorFlowView:
-    """A row whose dtypes have other names than `T`."""
+    """Make a row whose dtype attributes have other names than `T`."""
     return TensorFlowView(inputs or (XS,), attrs)
 
 
 def each(op_types: str, view: TensorFlowView) -> dict[str, TensorFlowView]:
-    """The same row for several op types."""
+    """Return the same row for several op types."""
     return dict.fromkeys(op_types.split(), view)
 
 

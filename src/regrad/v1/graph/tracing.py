@@ -1,4 +1,4 @@
-"""`trace_gradients` of a graph: its backward pass, run once, with figures of every gradient."""
+"""`trace_gradients` of a graph: one run of its backward pass, with statistics of each gradient."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ def trace_gradients(
     ys: TensorLike, xs: TensorLike, feed_dict: Mapping[Any, Any] | None = None,
     session: Runs | None = None,
 ) -> GradientTrace:  # fmt: skip
-    """Run the gradients of `ys` by `xs` in a session, and tell what ran backward.
+    """Run the gradients of `ys` in a session, and report every op of the backward pass.
 
     Args:
-        ys, xs: As for `tf.gradients`.
-        feed_dict: What the run is fed.
-        session: The session to run in; by default the one whose block is open.
+        ys, xs: See `tf.gradients`.
+        feed_dict: The feeds of the run.
+        session: The session to run in, by default the default session.
 
     Returns:
-        A `GradientTrace`, as `regrad.trace_gradients` has it: for each op of the graph its rule,
-        its name with the name scopes as `path`, and figures of the gradients that arrived and
-        left. The gradients are new ops of the graph, in the name scope `trace_gradients`.
+        A `GradientTrace`, as from `regrad.trace_gradients`. For each op it has the rule, the name
+        with name scopes as `path`, and statistics of the incoming and outgoing gradients. The
+        gradients are new ops of the graph, in the name scope `trace_gradients`.
 
     Raises:
-        ArgumentError: no session is given, and none is open.
-        LookupError, ValueError: as `tf.gradients`.
+        ArgumentError: `session` is missing, and no session is open.
+        LookupError, ValueError: see `tf.gradients`.
 
     >>> import regrad.v1 as tf
     >>> with tf.Graph().as_default(), tf.Session():
@@ -48,7 +48,7 @@ def trace_gradients(
     """
     session = session or next(reversed(SESSIONS.get()), None)
     if session is None:
-        raise ArgumentError("trace_gradients: give a session, or call it in the block of one")
+        raise ArgumentError("trace_gradients: pass a session, or call it in the block of a session")
     seen: list[tuple[Node, Any, int, Any]] = []
     with session.graph.as_default():
         made = build_gradients(ys, xs, None, "trace_gradients", None, "none", seen)
@@ -63,7 +63,7 @@ def trace_gradients(
 
 
 def _parts(dy: Any) -> tuple[Any, ...]:
-    """The gradients that arrived at an op, of all outputs."""
+    """Return the gradients of all outputs of an op."""
     return dy if isinstance(dy, tuple) else (dy,)
 
 
@@ -72,7 +72,7 @@ def _of(figures: Mapping[int, Numbers], t: Any) -> Numbers | None:
 
 
 def _steps(seen: list[tuple[Node, Any, int, Any]], figures: Mapping[int, Numbers]) -> list[Step]:
-    """One step for each op, in the order of the backward pass."""
+    """Return one step for each op, in the order of the backward pass."""
     steps: dict[Node, tuple[Any, list[Any]]] = {}
     for node, dy, leaf, dx in seen:
         steps.setdefault(node, (dy, []))[1].append((name_of(node, leaf), _of(figures, dx)))

@@ -1,4 +1,4 @@
-"""The requirements of the functions of `tf.nn`, `tf.layers` and `tf.losses` on arguments."""
+"""Checks and conversions of arguments for `tf.nn`, `tf.layers` and `tf.losses`."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from regrad.v1.graph.tensors import is_tensor
 
 
 def floats(what: str, *values: TensorLike) -> list[Any]:
-    """Values as tensors of one dtype, which must be one of floats."""
+    """Return values as tensors of one dtype, which must be a float dtype."""
     tensors = same_dtype(what, *values)
     check_kinds(what, INEXACT, tensors[0])
     return tensors
 
 
 def constant_value(value: TensorLike) -> Any:
-    """A Python value or a constant's, as a number; None for what only the run can tell."""
+    """Return a Python number or the value of a constant; None if it is known only in the run."""
     if not is_tensor(value):
         return value
     node = convert_to_tensor(value)._symbol.node
@@ -45,7 +45,7 @@ ENSURE_SHAPE = graph_op("EnsureShape", _check_shape, "x", "shape", name="ensure_
 
 
 def ensure(what: str, x: Tensor, shape: dims.Shape) -> Tensor:
-    """x, if it has the shape; where only the run can tell, an op that asks then."""
+    """Return x if it has the shape. If the shape is not known, return an op that checks it."""
     found = x._data.shape
     answer = dims.same(found, shape)
     if answer is False:
@@ -69,7 +69,7 @@ def _check_divisor(xp: Any, x: Any, what: str) -> Any:
 
 
 def _check(type: str, kernel: Callable[..., Any]) -> Op:
-    """A private op that passes its input on if it may."""
+    """Make a private op that returns its input if the check passes."""
     return graph_op(type, kernel, "x", "what", name=type.lstrip("_"))
 
 
@@ -77,7 +77,7 @@ INDICES, DIVISOR = _check("_Indices", _check_indices), _check("_Divisor", _check
 
 
 def indices_from_zero(what: str, x: TensorLike) -> Any:
-    """Indices, if none is negative (regrad counts those from the end; TensorFlow refuses them)."""
+    """Return indices, checked to be nonnegative. (regrad counts negative ones from the end.)"""
     if not is_symbolic(x):
         return x
     content = x._data.content
@@ -89,7 +89,7 @@ def indices_from_zero(what: str, x: TensorLike) -> Any:
 
 
 def whole_divisor(what: str, x: TensorLike) -> Any:
-    """A divisor; of integers it must not be 0."""
+    """Return a divisor, checked to be nonzero if it is an integer."""
     if not is_symbolic(x) or x._data.dtype.kind not in "iu":
         return x
     content = x._data.content
@@ -99,7 +99,7 @@ def whole_divisor(what: str, x: TensorLike) -> Any:
 
 
 def alike(what: str, labels: Tensor, predictions: Tensor) -> tuple[Tensor, Tensor]:
-    """Labels and predictions, which must have one shape."""
+    """Return labels and predictions, checked to have the same shape."""
     shape, expected = labels._data.shape, predictions._data.shape
     if dims.same(shape, expected) is False:
         raise ShapeError(

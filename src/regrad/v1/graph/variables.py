@@ -1,4 +1,4 @@
-"""Variables: state that lives in a session, read and written by ops of the graph."""
+"""Variables: state in a session that ops of the graph read and write."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ __all__ = [
     "variables_initializer",
 ]  # fmt: skip
 
-# -- the ops: what they read and write is the state of the run -----------------------------------
+# -- the ops, which read and write the state of the run ------------------------------------------
 
 
 def read_state(run: PlanRun, ref: Any, key: str) -> Any:
-    """Return the value of a variable in a run; the kernel of reads."""
+    """Return the value of a variable in a run. This is the kernel of read ops."""
     try:
         return run.read(key)
     except KeyError:
@@ -75,13 +75,13 @@ def _update_kernel(combine: Callable[[Any, Any], Any]) -> Callable[..., Any]:
     return kernel
 
 
-state_op = partial(graph_op, stateful=True)  # on the state of a run
+state_op = partial(graph_op, stateful=True)  # makes an op whose kernel receives the run
 VARIABLE = state_op("VariableV2", lambda run, dtype, shape: None, attrs="dtype shape")
 ASSIGN = state_op("Assign", _write, "ref value", "key shape")
 ASSIGN_ADD = state_op("AssignAdd", _update_kernel(operator.add), "ref value", "key")
 ASSIGN_SUB = state_op("AssignSub", _update_kernel(operator.sub), "ref value", "key")
 IS_INITIALIZED = state_op("IsVariableInitialized", _is_set, "ref", "key")
-# A read is an Identity to rules and overrides, as in TensorFlow; only its kernel is another.
+# As in TensorFlow, a read is an Identity to rules and overrides. Only its kernel differs.
 READ = Op("Identity", "identity", read_state, [Input("x", "one")], ["key"], stateful=True)
 READ.rule = OPS["Identity"].rule
 
@@ -90,27 +90,28 @@ READ.rule = OPS["Identity"].rule
 
 
 class Variable(Readable):
-    """A variable of the graph, whose value lives in a session.
+    """A variable of the graph. Each session has its own value of the variable.
 
     Args:
-        initial_value: A value or tensor, or a function that returns one; ints are int32, floats
+        initial_value: A value or tensor, or a function that returns one. Ints become int32, floats
             float32.
-        trainable: Whether optimizers change it (it is put in TRAINABLE_VARIABLES).
-        collections: The collections to be in (by default GLOBAL_VARIABLES).
-        validate_shape: Whether its shape is that of the initial value for good.
-        name: The name of its op; `Variable`, `Variable_1`, … by default.
-        dtype: The dtype, if not that of the initial value.
-        constraint: A function of the variable, which optimizers apply after an update.
-        use_resource: Kept as an attribute; reads and writes mean the same.
+        trainable: Whether optimizers change the variable. If true, it is in TRAINABLE_VARIABLES.
+        collections: The collections to add the variable to, by default GLOBAL_VARIABLES.
+        validate_shape: Whether the variable always keeps the shape of its initial value.
+        name: The name of the op, by default `Variable`, `Variable_1`, ….
+        dtype: The dtype, by default the initial value's dtype.
+        constraint: A function of the variable that optimizers apply after an update.
+        use_resource: Stored as an attribute. Reads and writes do not depend on it.
         caching_device, variable_def, expected_shape, import_scope: Without effect.
         synchronization, aggregation, shape: Without effect.
 
-    It makes the ops `name/initial_value`, `name`, `name/Assign` and `name/read`; the last is an
-    Identity, which an override in force at the time is bound to. It is read when used: the value
-    at the beginning of a run, or, within `tf.control_dependencies`, after these ops have run.
+    A Variable makes the ops `name/initial_value`, `name`, `name/Assign` and `name/read`. The op
+    `name/read` is an Identity, so an active override of Identity binds to it. Using the variable
+    reads its value at the beginning of the run. Within `tf.control_dependencies`, using it reads
+    the value after these ops have run.
 
     Raises:
-        GraphError: there is no initial value, or it is made inside a branch or a loop.
+        GraphError: the initial value is missing, or the variable is made in a branch or a loop.
 
     Source: `tf.Variable` (of reference kind).
 
@@ -145,7 +146,7 @@ class Variable(Readable):
         self.graph = graph = get_default_graph()
         self.trainable = trainable
         self.constraint = constraint
-        self.use_resource: bool = bool(use_resource)  # makes no difference to what a Variable is
+        self.use_resource: bool = bool(use_resource)  # reads and writes do not depend on it
         self._validate = validate_shape
         with graph.name_scope(name or "Variable") as scope:
             value = initial_value() if callable(initial_value) else initial_value
@@ -171,7 +172,7 @@ class Variable(Readable):
         return self.value()._tensor
 
     def _ref(self) -> Tensor:
-        """The op's own output, which stands for the variable and not for a value."""
+        """Return the output of the variable's op, which is the variable and not its value."""
         return self._variable
 
     def _new_read(self, name: str, graph: OpGraph | None = None) -> Tensor:
@@ -185,28 +186,28 @@ class Variable(Readable):
             return face(region.add(READ, rule, (ref,), {"key": self._key}, specs=[spec]))
 
     def value(self) -> Tensor:
-        """Return the value as a tensor: as of this point, if control dependencies are open."""
+        """Return the value as a tensor, read after the open control dependencies, if any."""
         for graph in chain(current_graph()):
             if graph.controls and graph.controls != self._controls:
                 return self._new_read("read", graph)
         return self._snapshot
 
     def read_value(self) -> Tensor:
-        """Return a new op that reads the value, after the control dependencies that are open."""
+        """Return a new op that reads the value after the open control dependencies."""
         return self._new_read("read")
 
     def initialized_value(self) -> Tensor:
-        """Return the value if there is one, else the initial value: for copies of the variable."""
+        """Return the value, or the initial value if the variable is uninitialized."""
         with control_dependencies(None):
             known = is_variable_initialized(self)
             return cond(known, self.read_value, lambda: self.initial_value)
 
     def eval(self, session: Runs | None = None) -> Any:
-        """Return the value in a session (the default one)."""
+        """Return the value in a session, by default the default session."""
         return self.value().eval(session=session)
 
     def load(self, value: TensorLike, session: Runs | None = None) -> None:
-        """Give the variable a value in a session."""
+        """Set the value of the variable in a session, by default the default session."""
         session = session or default_session("load")
         session.run(self.initializer, {self.initializer.inputs[1]: value})
 
@@ -215,19 +216,19 @@ class Variable(Readable):
     def assign(
         self, value: TensorLike, use_locking: bool = False, name: str | None = None
     ) -> Tensor:
-        """Return an op that assigns a value to the variable; fetched, it is the new value."""
+        """Return an op that assigns a value to the variable. Fetching it returns the new value."""
         return self._assign(value, name or "Assign")
 
     def assign_add(
         self, delta: TensorLike, use_locking: bool = False, name: str | None = None
     ) -> Tensor:
-        """Return an op that adds to the variable; fetched, it is the new value."""
+        """Return an op that adds to the variable. Fetching it returns the new value."""
         return self._update(ASSIGN_ADD, delta, name)
 
     def assign_sub(
         self, delta: TensorLike, use_locking: bool = False, name: str | None = None
     ) -> Tensor:
-        """Return an op that subtracts from the variable; fetched, it is the new value."""
+        """Return an op that subtracts from the variable. Fetching it returns the new value."""
         return self._update(ASSIGN_SUB, delta, name)
 
     def _assign(self, value: TensorLike, name: str) -> Tensor:
@@ -262,21 +263,21 @@ class Variable(Readable):
         xs, attrs = [self._variable._tensor, value._tensor], {"key": self._key, **(attrs or {})}
         return face(add_op(op, name, xs, attrs, [spec], NO_RULE))
 
-    # -- what it is ------------------------------------------------------------------------------
+    # -- properties ------------------------------------------------------------------------------
 
     @property
     def name(self) -> str:
-        """The name of its tensor, which is its op's, a colon, and 0."""
+        """The name of the variable's tensor: the op's name and `:0`."""
         return self._variable.name
 
     @property
     def op(self) -> Operation:
-        """The op that holds it."""
+        """The variable's op."""
         return self._variable.op
 
     @property
     def dtype(self) -> DType:
-        """The dtype, of reference kind (`float32_ref`)."""
+        """The dtype, a reference dtype such as `float32_ref`."""
         return self._variable.dtype
 
     @property
@@ -289,7 +290,7 @@ class Variable(Readable):
         return self.shape
 
     def set_shape(self, shape: ShapeLike) -> None:
-        """Make more of the static shape known."""
+        """Refine the static shape."""
         self._variable.set_shape(shape)
         self._snapshot.set_shape(shape)
 
@@ -312,7 +313,7 @@ class Variable(Readable):
 
 
 def variable_of(x: TensorLike) -> Variable:
-    """Return the Variable that x is, or whose op's output x is; TypeError for anything else."""
+    """Return x if it is a Variable, or the Variable whose op returns x. Else raise TypeError."""
     if isinstance(x, Variable):
         return x
     if isinstance(x, Tensor) and x.op.variable is not None:
@@ -324,17 +325,17 @@ def assign(
     ref: Readable, value: TensorLike, validate_shape: bool | None = None,
     use_locking: bool | None = None, name: str | None = None,
 ) -> Tensor:  # fmt: skip
-    """Return an op that assigns a value to a variable; fetched, it is the new value.
+    """Return an op that assigns a value to a variable. Fetching it returns the new value.
 
     Args:
         ref: The variable.
         value: A tensor or array, or a number, of the variable's dtype.
         validate_shape: Whether the value must have the variable's shape.
-        use_locking: Without effect: a run changes all variables together.
+        use_locking: Without effect, since a run changes all variables at once.
         name: The name of the op in the graph.
 
     Returns:
-        A tensor of the new value; its op is fetched as None.
+        A tensor with the new value. Its op has the value None in a run.
 
     Raises:
         ArgumentError: ref is not a variable.
@@ -358,16 +359,16 @@ def assign(
 def assign_add(
     ref: Readable, value: TensorLike, use_locking: bool | None = None, name: str | None = None
 ) -> Tensor:
-    """Return an op that adds to a variable; fetched, it is the new value.
+    """Return an op that adds to a variable. Fetching it returns the new value.
 
     Args:
         ref: The variable.
         value: A tensor or array, or a number, of the variable's dtype.
-        use_locking: Without effect: a run changes all variables together.
+        use_locking: Without effect, since a run changes all variables at once.
         name: The name of the op in the graph.
 
     Returns:
-        A tensor of the new value.
+        A tensor with the new value.
 
     Raises:
         ArgumentError: ref is not a variable.
@@ -389,16 +390,16 @@ def assign_add(
 def assign_sub(
     ref: Readable, value: TensorLike, use_locking: bool | None = None, name: str | None = None
 ) -> Tensor:
-    """Return an op that subtracts from a variable; fetched, it is the new value.
+    """Return an op that subtracts from a variable. Fetching it returns the new value.
 
     Args:
         ref: The variable.
         value: A tensor or array, or a number, of the variable's dtype.
-        use_locking: Without effect: a run changes all variables together.
+        use_locking: Without effect, since a run changes all variables at once.
         name: The name of the op in the graph.
 
     Returns:
-        A tensor of the new value.
+        A tensor with the new value.
 
     Raises:
         ArgumentError: ref is not a variable.
@@ -421,10 +422,10 @@ def assign_sub(
 
 
 def global_variables(scope: str | None = None) -> list[Any]:
-    """Return the variables of the default graph, in the order of their making.
+    """Return the variables of the default graph, in the order of creation.
 
     Args:
-        scope: A regular expression; only variables whose names begin with a match are listed.
+        scope: A regular expression. Only variables whose names begin with a match are listed.
 
     Returns:
         A list of Variables.
@@ -446,7 +447,7 @@ def trainable_variables(scope: str | None = None) -> list[Any]:
     """Return the variables that optimizers change.
 
     Args:
-        scope: A regular expression; only variables whose names begin with a match are listed.
+        scope: A regular expression. Only variables whose names begin with a match are listed.
 
     Returns:
         A list of Variables.
@@ -468,7 +469,7 @@ def local_variables(scope: str | None = None) -> list[Any]:
     """Return the variables in the collection LOCAL_VARIABLES.
 
     Args:
-        scope: A regular expression; only variables whose names begin with a match are listed.
+        scope: A regular expression. Only variables whose names begin with a match are listed.
 
     Returns:
         A list of Variables.
@@ -490,7 +491,7 @@ def model_variables(scope: str | None = None) -> list[Any]:
     """Return the variables in the collection MODEL_VARIABLES.
 
     Args:
-        scope: A regular expression; only variables whose names begin with a match are listed.
+        scope: A regular expression. Only variables whose names begin with a match are listed.
 
     Returns:
         A list of Variables.

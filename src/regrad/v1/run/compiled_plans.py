@@ -1,7 +1,7 @@
-"""Plans that XLA compiles: what `Session(jit=True)` runs.
+"""Plans that XLA compiles, for `Session(jit=True)`.
 
-A plan is a function of the values fed and of the variables. Here it is traced by `jax.jit`, once
-for each combination of shapes, and forward and backward pass become one program.
+A plan is a function of the feeds and of the variables. `jax.jit` traces it once for each
+combination of shapes. The forward and the backward pass become one program.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ LONG = frozenset({np.dtype(np.int64), np.dtype(np.uint64)})
 DOUBLE = frozenset({np.dtype(np.float64), np.dtype(np.complex128)})
 
 
-KEPT = 512  # shapes for which a plan stays compiled
+KEPT = 512  # the number of shapes for which a plan stays compiled
 
 
 class CompiledPlan(GraphPlan):
-    """A plan as one program of XLA.
+    """A plan that is one XLA program.
 
-    Variables stay arrays of JAX from run to run; the memory of those that a run writes to is used
-    for their new values. Each random op has a key in the session, which every run replaces.
+    Variables stay JAX arrays between runs. A run that writes to variables donates their buffers to
+    the new values. Each random op has a key in the session, which every run replaces.
     """
 
     def _prepare(self, fetches: Sequence[Symbol], feeds: Sequence[Symbol], fed: set[int]) -> None:
@@ -51,7 +51,7 @@ class CompiledPlan(GraphPlan):
         self.asserts: list[Node] = [node for node in self.nodes if node.op.type == "Assert"]
         self.prints: bool = any(node.op.type == "Print" for node in all_nodes(self.nodes))
         read, written, resized, _ = self.touched
-        donated = set() if self.asserts else written - resized  # a failed run leaves them alone
+        donated = set() if self.asserts else written - resized  # a failed run keeps them
         self.donated: list[str] = sorted(donated)
         self.kept: list[str] = sorted((read | written) - donated)
         symbols = self._symbols()
@@ -59,16 +59,16 @@ class CompiledPlan(GraphPlan):
         self.double: Symbol | None = next((s for s in symbols if s.dtype in DOUBLE), None)
         self.text: Symbol | None = next((s for s in symbols if s.dtype.kind in "OSU"), None)
         self.donates: bool = bool(self.donated)
-        self.labels: dict[int, Any] = {}  # the text in the data of asserts, by symbol
+        self.labels: dict[int, Any] = {}  # strings in the data of asserts, by symbol id
         self._begin()
 
     def _begin(self) -> None:
-        """Compile anew, and let go of what was compiled. (JAX keeps it as long as the function.)"""
+        """Start with an empty cache of programs. (JAX caches them while the function lives.)"""
         self.traces: int = 0
         self.program: Any = compile_donating(self.jax, self._results, donated=[1])
 
     def _symbols(self) -> list[Symbol]:
-        """The values of the plan that are not just constants."""
+        """Return the symbols of the plan that are not constants."""
         inner = [s for n in all_nodes(self.nodes) if n.op is not CONST for s in n.symbols]
         return [*self.feeds, *self.fetches, *inner]
 
@@ -76,13 +76,13 @@ class CompiledPlan(GraphPlan):
         self._admit()
         if self.traces >= KEPT:
             self._begin()
-        # 64-bit integers are exact whatever JAX's mode is; floats are asked about above
+        # 64-bit integers stay exact in every mode of JAX. `_admit` checks 64-bit floats.
         with self.jax.enable_x64(True) if self.long else nullcontext():
             state = self._given(run, self.kept), self._given(run, self.donated)
             kept, donated = state if may_donate(self.jax) else (state[0] | state[1], {})
             keys = {stream: self._key(run, stream) for stream in self.touched.streams}
             found, written, keys, checks = self.program((list(values), kept, keys), donated)
-            self.jax.block_until_ready(written)  # when a run returns it is over
+            self.jax.block_until_ready(written)  # a run must not return before it ends
         if self.prints:
             self.jax.effects_barrier()
         for node, inputs in zip(self.asserts, checks, strict=True):
@@ -93,9 +93,9 @@ class CompiledPlan(GraphPlan):
         return [np.array(y) for y in found]
 
     def _admit(self) -> None:
-        """Refuse dtypes that JAX cannot hold."""
+        """Raise for dtypes that JAX arrays cannot have."""
         if self.text is not None:
-            raise refusal(self.text.node, "it holds text, which compiled programs have not.")
+            raise refusal(self.text.node, "compiled programs do not support strings.")
         if self.double is not None and not self.jax.config.jax_enable_x64:
             try:
                 JAX.native_dtype(self.double.dtype)
@@ -104,7 +104,7 @@ class CompiledPlan(GraphPlan):
                 raise
 
     def _given(self, run: PlanRun, keys: Sequence[str]) -> dict[str, Any]:
-        """The values of variables as arrays of JAX, which then stay in the session."""
+        """Return the values of variables as JAX arrays, which stay in the session."""
         variables = run.variables
         present = [key for key in keys if key in variables]
         for key in present:
@@ -113,7 +113,7 @@ class CompiledPlan(GraphPlan):
         return {key: variables[key] for key in present}
 
     def _key(self, run: PlanRun, stream: int) -> Any:
-        """The key of a random op: that of its last run, or one made of its seeds."""
+        """Return the key of a random op from its last run, or a new key made from its seeds."""
         key = run.others.get(stream)
         if key is None:
             seeds = [seed % 2**64 for seed in self.touched.streams[stream]]
@@ -129,7 +129,7 @@ class CompiledPlan(GraphPlan):
         pairs = {stream: self.jax.random.split(key) for stream, key in keys.items()}
         trace = TraceRun({**kept, **donated}, {stream: pair[1] for stream, pair in pairs.items()})
         known = {s.id: value for s, value in zip(self.feeds, values, strict=True)}
-        with np.errstate(all="ignore"):  # as in a plain session
+        with np.errstate(all="ignore"):  # as in a session without jit
             trace.compute(self.nodes, known)
         found = settle_all([known[s.id] for s in self.fetches], self.fetches)
         written = {key: settle(value, value.dtype) for key, value in trace.written.items()}
@@ -140,7 +140,7 @@ class CompiledPlan(GraphPlan):
         return found, written, followed, checks
 
     def _checked(self, symbol: Symbol, value: Any) -> Any:
-        """Return the value that an Assert checks after the run; text stays outside it."""
+        """Return the value that an Assert checks after the run, or None for a string."""
         if symbol.dtype.kind not in "OSU":
             return value
         self.labels[symbol.id] = value

@@ -1,4 +1,4 @@
-"""Sessions run graphs: fetches and feeds, plans that are kept, and the state of variables."""
+"""Sessions, which run graphs: fetches, feeds, cached plans and the state of variables."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ __all__ = [
 
 
 class ConfigProto:
-    """Settings of a session; any are taken, and none has an effect (NumPy runs the ops).
+    """Settings of a session. All settings are accepted and have no effect.
 
     Args:
-        **options: Settings by name, which are kept as attributes.
+        **options: Settings by name. They become attributes.
 
     Source: `tf.ConfigProto`.
 
@@ -54,10 +54,10 @@ class ConfigProto:
 
 
 class GPUOptions:
-    """Settings of GPUs, which have no effect here.
+    """Settings of GPUs, which have no effect.
 
     Args:
-        **options: Settings by name, which are kept as attributes.
+        **options: Settings by name. They become attributes.
 
     Source: `tf.GPUOptions`.
 
@@ -71,11 +71,11 @@ class GPUOptions:
 
 
 class RunOptions(GPUOptions):
-    """Settings of one run, which have no effect here.
+    """Settings of one run, which have no effect.
 
     Args:
-        **options: Settings by name, which are kept as attributes. The class has the levels of
-            traces: NO_TRACE, SOFTWARE_TRACE, HARDWARE_TRACE and FULL_TRACE.
+        **options: Settings by name. They become attributes. The class has the trace levels
+            NO_TRACE, SOFTWARE_TRACE, HARDWARE_TRACE and FULL_TRACE.
 
     Source: `tf.RunOptions`.
 
@@ -89,7 +89,7 @@ class RunOptions(GPUOptions):
 
 
 class RunMetadata:
-    """The record of a run, which stays empty: `regrad.v1.trace_gradients` shows what ran.
+    """The record of a run. It stays empty; use `regrad.v1.trace_gradients` instead.
 
     Source: `tf.RunMetadata`.
 
@@ -100,15 +100,14 @@ class RunMetadata:
     """
 
 
-# -- values as they are handed out ---------------------------------------------------------------
+# -- fetched values ------------------------------------------------------------------------------
 
 
 NUMBERS = ("f2", "f4", "f8", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "c8", "c16")
 
 
 def _plain_scalar(base: type) -> type:
-    """NumPy's scalar type with the printing that TensorFlow's users know: `1.5`, not
-    `np.float32(1.5)`."""
+    """Make a NumPy scalar type that prints as in older NumPy: `1.5`, not `np.float32(1.5)`."""
     reduced = lambda self: (base, (self.item(),))  # noqa: E731
     own = {"__slots__": (), "__repr__": base.__str__, "__reduce__": reduced}
     return type(base.__name__, (base,), own)
@@ -118,7 +117,7 @@ SCALARS = {np.dtype(code): _plain_scalar(np.dtype(code).type) for code in NUMBER
 
 
 def _handed_out(value: np.ndarray, owned: bool) -> Any:
-    """A fetched value: a NumPy scalar or an array that is the caller's own."""
+    """Return a fetched value as a NumPy scalar, or as an array that the caller may change."""
     if value.ndim:
         return value if owned else value.copy()
     scalar = SCALARS.get(value.dtype)
@@ -134,7 +133,7 @@ def _filled(made: dict[Any, Any], items: Mapping[Any, Any], values: list[Any]) -
 
 
 class _Fetches:
-    """A structure of fetches: the symbols and ops in it, and how to put values in their places."""
+    """A structure of fetches, with its symbols and ops, and a function that fills in values."""
 
     def __init__(self, graph: Graph, structure: Any) -> None:
         self.symbols: list[Symbol] = []
@@ -197,18 +196,19 @@ class Session(Block):
     """Runs ops of a graph, and holds the values of its variables.
 
     Args:
-        target: For TensorFlow's sake; must be empty.
-        graph: The graph (the default one, if it is left out).
+        target: Must be empty. It exists only for compatibility.
+        graph: The graph, by default the default graph.
         config: A ConfigProto, which has no effect.
-        jit: Whether XLA compiles what runs, through JAX. The first run of each choice of fetches
-            and shapes of feeds takes the time of compiling. What cannot be compiled is a
-            `tf.errors.UnimplementedError` that names the op.
+        jit: Whether XLA compiles the runs, through JAX. The first run with new fetches or new feed
+            shapes includes the compile time. A run of an op that cannot be compiled raises
+            `tf.errors.UnimplementedError`, which names the op.
 
-    As a context manager it is the default session, and its graph the default graph.
+    A session is a context manager. In its block the session is the default session, and its graph
+    the default graph.
 
-    One `run` is a snapshot: each op runs once, in the order in which the ops were made, only
-    what the fetches need, and the variables change all together, or not at all if an op fails.
-    Fetched scalars are NumPy scalars of the tensor's dtype that print plainly (`[1.5]`).
+    One `run` is a snapshot. It runs only the ops that the fetches need, each once, in the order of
+    creation. The variables change all at once, or not at all if an op fails. Fetched scalars are
+    NumPy scalars of the tensor's dtype that print without the type (`[1.5]`).
 
     Source: `tf.Session`.
 
@@ -239,17 +239,19 @@ class Session(Block):
         self, fetches: Any, feed_dict: Mapping[Any, Any] | None = None,
         options: RunOptions | None = None, run_metadata: Any = None,
     ) -> Any:  # fmt: skip
-        """The values of the fetches, in the structure in which they were given.
+        """Return the values of the fetches, in the same structure.
 
         Args:
             fetches: A tensor, an op (its value is None), a Variable, a name (`"x:0"`), or any
                 nest of lists, tuples and dicts of these.
             feed_dict: `{tensor or name: value}`. Any tensor can be fed.
 
-        Raises TypeError and ValueError for what cannot be fetched or fed,
-        `tf.errors.InvalidArgumentError` for a placeholder without a value and for shapes that
-        clash in the run, `tf.errors.FailedPreconditionError` for a variable without a value,
-        RuntimeError if the session is closed or the graph empty.
+        Raises:
+            TypeError, ValueError: a fetch or a feed is not valid.
+            tf.errors.InvalidArgumentError: a placeholder has no value, or shapes are incompatible
+                in the run.
+            tf.errors.FailedPreconditionError: a variable has no value.
+            RuntimeError: the session is closed, or the graph is empty.
         """
         if self._closed:
             raise errors.ClosedError("Attempted to use a closed Session.")
@@ -307,7 +309,7 @@ class Session(Block):
             elif isinstance(key, rg.Tensor) and is_symbolic(key):
                 key = face(key)
             else:
-                key = getattr(key, "_ref", lambda key=key: key)()  # of a Variable its op's output
+                key = getattr(key, "_ref", lambda key=key: key)()  # a Variable's op output
             if not isinstance(key, Tensor):
                 raise GraphError(f"{key!r:.60} is not a tensor")
             if key.graph is not self.graph:
@@ -320,16 +322,16 @@ class Session(Block):
         if isinstance(value, Operation | Readable):
             raise ArgumentError(
                 "The value of a feed cannot be a tf.Tensor object. Feed Python numbers, lists or "
-                f"NumPy arrays; {symbol.name!r} was given {value}"
+                f"NumPy arrays; {symbol.name!r} got {value}"
             )
         if isinstance(value, rg.Tensor):
             value = value.numpy()
         if symbol.relied:
             raise ArgumentError(
                 f"{symbol.name!r} cannot be fed: its value was known when the graph was built, "
-                "and shapes were made of it. Use a placeholder for what varies."
+                "and static shapes depend on it. Use a placeholder for a value that varies."
             )
-        array = read_only(_as_fed(symbol, value))  # it is the caller's
+        array = read_only(_as_fed(symbol, value))  # the array belongs to the caller
         if dims.differ(symbol.shape, array.shape):
             raise ShapeError(
                 f"Cannot feed value of shape {array.shape} for Tensor {symbol.name}, which has "
@@ -340,7 +342,7 @@ class Session(Block):
     def make_callable(
         self, fetches: Any, feed_list: Sequence[Any] | None = None, accept_options: Any = None
     ) -> Any:
-        """A function that runs these fetches, given the values to feed in order."""
+        """Return a function that takes the values to feed, in order, and runs these fetches."""
         wanted = _Fetches(self.graph, fetches)
         symbols = [self._fed(key) for key in feed_list or ()]
 
@@ -353,18 +355,18 @@ class Session(Block):
         return call
 
     def _snapshot(self, names: Iterable[str]) -> list[np.ndarray]:
-        """The values of variables as arrays that no later run changes."""
+        """Return copies of the values of variables."""
         with self._lock:
             return [np.array(self._variables[name]) for name in names]
 
     def close(self) -> None:
-        """Free the values of the variables; the session cannot be used again."""
+        """Free the values of the variables. The session cannot be used again."""
         self._closed = True
         self._variables, self._others = {}, {}
         self._plan.cache_clear()
 
     def as_default(self) -> Any:
-        """Make it the default session in a block, without closing it at the end."""
+        """Make this the default session in a block, without closing it at the end."""
         return _as_default(self)
 
     _twice = "session.as_default() makes a session the default one several times"
@@ -377,7 +379,7 @@ class Session(Block):
             self.close()
 
 
-PLANS = 256  # choices of fetches and feeds whose plans a session keeps
+PLANS = 256  # the number of plans that a session caches, by fetches and feeds
 
 
 def _planned(
@@ -386,25 +388,25 @@ def _planned(
     nodes: Sequence[Node],
     feeds: Sequence[Symbol],
 ) -> GraphPlan:
-    """Return the plan for some fetches and feeds; it is not fed the values of variables."""
+    """Return the plan for some fetches and feeds. Fed variables are not feeds of the plan."""
     return plan_type(symbols, nodes, [s for s in feeds if s.node.op.type != "VariableV2"])
 
 
 def _as_fed(symbol: Symbol, value: TensorLike) -> np.ndarray:
     if isinstance(value, np.ndarray) and value.dtype == symbol.dtype:
         return value
-    if value is None:  # NumPy takes it for NaN
+    if value is None:  # NumPy would convert it to NaN
         raise ArgumentError(f"feed_dict: {symbol.name} is fed with None, expected a value")
     if symbol.dtype.kind == "O":
         return as_array(value, dtypes.string)
     try:
         return np.asarray(value, dtype=symbol.dtype)
     except OverflowError:
-        return numbers.under(value, symbol.dtype)  # which names the number
+        return numbers.under(value, symbol.dtype)  # its error names the number
     except (TypeError, ValueError) as error:
         if isinstance(value, list | tuple) and any(isinstance(v, Readable) for v in value):
             raise ArgumentError(
-                f"The value of a feed cannot hold tensors; {symbol.name!r} was given {value!r:.60}"
+                f"The value of a feed cannot contain tensors; {symbol.name!r} got {value!r:.60}"
             ) from None
         raise refusal(error, f"{symbol.name} is fed as {symbol.dtype}", {}) from None
 
@@ -422,7 +424,7 @@ def _as_default(session: Session) -> Generator[Session]:
 
 
 def get_default_session() -> Session | None:
-    """Return the innermost session whose block is open, or None.
+    """Return the innermost open session, or None.
 
     Returns:
         The Session, or None.
@@ -438,10 +440,10 @@ def get_default_session() -> Session | None:
 
 
 class InteractiveSession(Session):
-    """A session that is the default one from its making until it is closed.
+    """A session that is the default session until it is closed.
 
     Args:
-        target, graph, config, jit: As for `tf.Session`.
+        target, graph, config, jit: See `tf.Session`.
 
     Raises:
         ArgumentError: target is not empty, or graph is not a graph.

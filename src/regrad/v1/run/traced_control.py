@@ -1,4 +1,4 @@
-"""Branches and loops in compiled plans: XLA's own, with the variables that they write to."""
+"""Branches and loops in compiled plans, as XLA's control flow, with the variables they write."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from regrad.v1.run.tracing import (
     traces,
 )
 
-UNROLLED = 256  # iterations of a loop that are written out one by one, if XLA's loop will not do
-COUNTED = 100_000  # iterations that are counted while tracing
+UNROLLED = 256  # the most iterations to unroll if XLA's loop fails
+COUNTED = 100_000  # the most iterations to count while tracing
 
 
 @traces("If")
@@ -66,7 +66,7 @@ def _while(trace: TraceRun, node: Node, values: list[Any], attrs: dict[str, Any]
 
 @traces("WhileGrad")
 def _while_grad(trace: TraceRun, node: Node, values: list[Any], attrs: dict[str, Any]) -> Values:
-    """The loop again, its variables kept for each iteration, and then back over them."""
+    """Run the loop again, storing its variables for each iteration, then the backward pass."""
     loop: Loop = attrs["loop"]
     start, dys, captured = loop.opened(values, attrs["floats"])
     count = _count(loop, start, captured)
@@ -74,8 +74,8 @@ def _while_grad(trace: TraceRun, node: Node, values: list[Any], attrs: dict[str,
     if most is None:
         raise refusal(
             node,
-            "the gradient of a loop keeps each iteration, and nothing says how many there can be. "
-            "Give tf.while_loop maximum_iterations, or a condition that follows from constants.",
+            "the gradient of a loop stores each iteration, and the maximum number is unknown. Pass "
+            "maximum_iterations to tf.while_loop, or a condition that depends on constants only.",
         )
     if _written(loop.body):
         raise refusal(node, "it would write to variables again. Assign after the loop.")
@@ -91,10 +91,10 @@ def _forward(
     trace: TraceRun, loop: Loop, start: Values, captured: Values, keys: Sequence[str],
     most: int | None = None,
 ) -> Any:  # fmt: skip
-    """Return the number of iterations; the variables and the state after them; and a stack of each.
+    """Return the number of iterations, the loop variables and the state after them, and stacks.
 
-    The stacks hold the variables at the start of each iteration. They are made if it is said how
-    many iterations there can be at most.
+    The stacks hold the loop variables at the start of each iteration. `most`, the largest number of
+    iterations, is the size of the stacks. Without it the list of stacks is empty.
     """
     jax, symbols = find_jax(), _symbols(loop.body.arguments)
     first = settle_all(start, symbols)
@@ -120,7 +120,7 @@ def _forward(
 def _back(
     trace: TraceRun, loop: Loop, dys: Values, captured: Values, number: Any, stacks: Values
 ) -> Values:
-    """The gradients by the float variables at the start, and by the float captures."""
+    """Return the gradients of the initial float loop variables and of the float captures."""
     region = loop.gradient
     assert region is not None
     symbols = _symbols(region.outputs)
@@ -143,7 +143,7 @@ def _back(
 
 
 def _add(a: Any, b: Any) -> Any:
-    """A sum of gradients; of a variable itself, which stands as None, there is none."""
+    """Return the sum of two gradients, or None for a variable's ref, which has no gradient."""
     return None if a is None else a + b
 
 
@@ -154,7 +154,7 @@ def _or_unrolled(
     trace: TraceRun, node: Node, values: Values, attrs: dict[str, Any],
     compiled: Callable[[], Values], count: int | None,
 ) -> Values:  # fmt: skip
-    """XLA's loop; or, where shapes or sizes change on the way, its iterations one by one."""
+    """Trace XLA's loop. If shapes or sizes change during the loop, unroll its iterations."""
     try:
         return _fitted(node, compiled)
     except UnimplementedError:
@@ -164,16 +164,16 @@ def _or_unrolled(
 
 
 def _fitted(node: Node, call: Callable[[], Any]) -> Any:
-    """Return the result of the call; JAX's errors about shapes that do not fit name the op."""
+    """Return the result of the call. Turn JAX's shape errors into errors that name the op."""
     try:
         return call()
     except TypeError as error:
-        if hasattr(error, "node"):  # an op inside
+        if hasattr(error, "node"):  # an inner op raised it
             raise
         raise refusal(
             node,
-            "in a compiled program the branches of a tf.cond give equal shapes, and the variables "
-            f"of a loop keep theirs ({str(error).splitlines()[0].rstrip('.:')}).",
+            "in a compiled program the branches of a tf.cond must return equal shapes, and loop "
+            f"variables must keep their shapes ({str(error).splitlines()[0].rstrip('.:')}).",
         ) from error
 
 
@@ -182,12 +182,12 @@ def _symbols(tensors: Sequence[rg.Tensor]) -> list[Any]:
 
 
 def _written(*regions: GraphRegion) -> list[str]:
-    """The variables to which regions write."""
+    """Return the variables to which regions write."""
     return sorted({key for region in regions for key in find_touched(region.nodes).written})
 
 
 def _state(trace: TraceRun, keys: Sequence[str]) -> dict[str, Any]:
-    """Variables as a branch or an iteration leaves them."""
+    """Return the values of variables after a branch or an iteration."""
     values = {key: read_state(trace, None, key) for key in keys}
     return {key: settle(value, value.dtype) for key, value in values.items()}
 
@@ -216,7 +216,7 @@ def _count(loop: Loop, start: Values, captured: Values) -> int | None:
 
 
 def _steering(loop: Loop) -> tuple[list[int], list[Node]]:
-    """The inputs on which the number of iterations depends, and the nodes in between."""
+    """Return the inputs that determine the number of iterations, and the nodes that use them."""
     nodes = needed([loop.cond.outputs[0]._data.node], set())
     found = _places(loop.cond, nodes)
     open_places = [i for i in found if i < loop.count]

@@ -1,8 +1,8 @@
-"""The run of a plan while JAX traces it: kernels of JAX on tracers, NumPy's on what is known.
+"""The run of a plan while JAX traces it: JAX kernels on tracers, NumPy kernels on constants.
 
-What follows from constants alone is computed while tracing, by NumPy, just as a plain session
-computes it. So sizes and shapes stay numbers, and only what depends on feeds, variables or
-random numbers becomes a part of the compiled program.
+NumPy computes values that depend only on constants while tracing, as in a session without jit.
+Sizes and shapes therefore stay numbers. Only values that depend on feeds, variables or random
+numbers become part of the compiled program.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Values = Sequence[Any]
 
 
 class TraceRun(Interpreter):
-    """The state of a traced run: variables and random keys are tracers."""
+    """The state of a traced run. Variables and random keys are tracers."""
 
     __slots__ = ("keys",)
 
@@ -38,7 +38,7 @@ class TraceRun(Interpreter):
 
     @property
     def xp(self) -> Any:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """JAX's namespace."""
+        """The namespace of JAX arrays."""
         return JAX.xp
 
     def write(self, key: str, value: Any) -> Any:
@@ -46,14 +46,14 @@ class TraceRun(Interpreter):
         return value
 
     def key(self, stream: int) -> Any:
-        """The random key of an op in the iterations that are open."""
+        """Return the random key of an op in the current iterations."""
         key = self.keys[stream]
         for number in self.path:
             key = find_jax().random.fold_in(key, number)
         return key
 
     def inside(self, written: dict[str, Any], *number: Any) -> TraceRun:
-        """The state in a part that the program may skip or repeat."""
+        """Return the state for a part that the program may skip or repeat."""
         made = TraceRun(self.variables, self.keys)
         made.written = {**self.written, **written}
         made.path = (*self.path, *number)
@@ -75,7 +75,7 @@ class TraceRun(Interpreter):
             return TRACED[op.type](self, node, values, attrs)
         if op.stateful:
             return self.call_kernel(node, values, attrs)
-        if any(v is None for v in values):  # variables stand as None; so does what is made of them
+        if any(v is None for v in values):  # refs of variables, and values made of them
             return [None] * len(node.symbols)
         backend, arrays = one_library(values)
         kernel = op.kernels[np.ndarray if backend is NUMPY else type(arrays[0])]
@@ -84,7 +84,7 @@ class TraceRun(Interpreter):
 
 
 def one_library(values: Values) -> tuple[Any, list[Any]]:
-    """The backend of these values, and all of them in it."""
+    """Return the backend of the values, and the values converted to it."""
     backend = backend_of(*values)
     if backend is NUMPY:
         return backend, list(values)
@@ -97,7 +97,7 @@ def is_known(value: Any) -> bool:
 
 
 def settle(value: Any, dtype: np.dtype) -> Any:
-    """A value as an output of the program, or as what a loop carries: JAX's, of this dtype."""
+    """Return a value as a JAX array of this dtype, for outputs and loop carries."""
     if value is None:
         return None
     if is_known(value):
@@ -106,15 +106,15 @@ def settle(value: Any, dtype: np.dtype) -> Any:
 
 
 def settle_all(values: Values, symbols: Iterable[Symbol]) -> list[Any]:
-    """Each value settled to the dtype of its symbol."""
+    """Settle each value to the dtype of its symbol."""
     return [settle(v, s.dtype) for v, s in zip(values, symbols, strict=True)]
 
 
-# -- what cannot be compiled ---------------------------------------------------------------------
+# -- errors of tracing ---------------------------------------------------------------------------
 
 
 def refusal(node: Node, why: str) -> UnimplementedError:
-    """An op of the graph cannot be compiled."""
+    """Return the error for an op that cannot be compiled."""
     return UnimplementedError(
         None,
         node,
@@ -128,21 +128,21 @@ def _explained(error: Exception, node: Node, values: Values) -> Exception:
     if isinstance(error, (errors.JAXTypeError, errors.JAXIndexError, TraceError)):
         error = refusal(
             node,
-            "it asks for values, for the sizes of its result or to choose what to do, and values "
-            "exist only when the compiled program runs. Make these of constants and static shapes.",
+            "it reads values, for the sizes of its result or to choose a branch, and values exist "
+            "only when the compiled program runs. Compute them from constants and static shapes.",
         )
     return at_node(error, node, [v for v in values if v is not None])
 
 
-# -- ops with a form of their own ----------------------------------------------------------------
+# -- ops that are traced in a special way --------------------------------------------------------
 
-# How ops without a kernel of arrays are traced: by op type, from inputs and attributes.
+# Functions that trace ops without an array kernel, by op type.
 Form = Callable[[TraceRun, Node, list[Any], dict[str, Any]], Values]
 TRACED: dict[str, Form] = {}
 
 
 def traces(*types: str) -> Callable[[Form], Form]:
-    """The decorated function traces ops of these types."""
+    """Register the decorated function to trace ops of these types."""
 
     def register(function: Form) -> Form:
         for op_type in types:
@@ -170,14 +170,14 @@ def _print(trace: TraceRun, node: Node, values: list[Any], attrs: dict[str, Any]
 
 @traces("Assert")
 def _assert(trace: TraceRun, node: Node, values: list[Any], attrs: dict[str, Any]) -> Values:
-    """Nothing: the plan looks at the inputs of its asserts when the program has run."""
+    """Trace nothing. The plan checks the inputs of its asserts after the program has run."""
     if node.graph.outer is not None:
-        raise refusal(node, "an assertion in a branch or loop cannot stop it. Assert outside.")
+        raise refusal(node, "an Assert in a branch or loop cannot stop it. Assert outside.")
     return []
 
 
 def check(node: Node, values: Values) -> None:
-    """Raise what an Assert raises, given its inputs after a run."""
+    """Run an Assert on its inputs after a run, and raise its error."""
     condition, *data = [np.asarray(v) for v in values]
     try:
         ASSERT.kernels[np.ndarray](condition, data, **node.attrs)
@@ -187,7 +187,7 @@ def check(node: Node, values: Values) -> None:
 
 @traces("_Indices", "_Divisor")
 def _value_check(trace: TraceRun, node: Node, values: list[Any], attrs: dict[str, Any]) -> Values:
-    """Compiled programs do not look at values; what is known is checked while tracing."""
+    """Check values that are known while tracing. Compiled programs do not check values."""
     if is_known(values[0]):
         node.op.kernels[np.ndarray](*values, **attrs)
     return values
@@ -195,25 +195,25 @@ def _value_check(trace: TraceRun, node: Node, values: list[Any], attrs: dict[str
 
 @traces("_Deferred")
 def _deferred(trace: TraceRun, node: Node, values: list[Any], attrs: dict[str, Any]) -> Values:
-    """Eager mode on tracers; what is known stays known, so that sizes and loops can ask."""
+    """Run in eager mode on tracers. Known values stay known, for sizes and loops."""
     xp = backend_of(*values).xp
     return node.op.kernels.kernel(xp, values, **attrs)  # pyright: ignore[reportCallIssue]
 
 
-# -- what a plan touches -------------------------------------------------------------------------
+# -- variables that a plan reads and writes ------------------------------------------------------
 
 
 class Touched(NamedTuple):
-    """The state that a plan, with all its regions, reads and changes besides its feeds."""
+    """The state, other than feeds, that a plan with all its regions reads and changes."""
 
-    read: set[str]  # the variables
+    read: set[str]  # variables
     written: set[str]
-    resized: set[str]  # written, and perhaps in another shape
-    streams: dict[int, tuple[int, int]]  # of random numbers, with their seeds
+    resized: set[str]  # written, possibly with another shape
+    streams: dict[int, tuple[int, int]]  # random streams, with their seeds
 
 
 def find_touched(nodes: Iterable[Node]) -> Touched:
-    """The variables and random streams of nodes and of all that is inside them."""
+    """Return the variables and random streams of nodes and of the regions in them."""
     found = Touched(set(), set(), set(), {})
     for node in all_nodes(nodes):
         attrs = node.attrs
@@ -229,7 +229,7 @@ def find_touched(nodes: Iterable[Node]) -> Touched:
 
 
 def all_nodes(nodes: Iterable[Node]) -> Iterator[Node]:
-    """Nodes, and those of the branches and loops in them."""
+    """Yield the nodes, and the nodes of the branches and loops in them."""
     for node in nodes:
         yield node
         for region in regions(node):
@@ -237,7 +237,7 @@ def all_nodes(nodes: Iterable[Node]) -> Iterator[Node]:
 
 
 def regions(node: Node) -> list[GraphRegion]:
-    """The regions of a branch or loop."""
+    """Return the regions of a branch or loop."""
     loop = node.attrs.get("loop")
     parts = [loop.cond, loop.body, loop.gradient] if loop is not None else []
     return [r for r in (*node.attrs.get("branches", ()), *parts) if r is not None]

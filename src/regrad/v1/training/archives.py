@@ -1,9 +1,10 @@
-"""Arrays in .npz files, which `numpy.load` reads and writes too.
+"""Arrays in .npz files, the format of `numpy.load` and `numpy.savez`.
 
-The format has a CRC-32 of every entry, which covers the entry's header (dtype and shape) as well
-as the elements. It is compared only where an entry is read to its end, so entries are. What reads
-headers alone needs a checksum of its own, which lies in the comment of the entry. The comment of
-the archive has the checksum of its table of contents: of names, CRCs and comments.
+The format has a CRC-32 of every entry, which covers the entry's header (dtype and shape) and its
+elements. `zipfile` checks the CRC only when an entry is read to its end, so regrad reads entries to
+their end. To read a header alone safely, regrad stores a separate checksum of the header in the
+comment of the entry. The comment of the archive has a checksum of the names, CRCs and comments of
+all entries.
 """
 
 from __future__ import annotations
@@ -23,10 +24,10 @@ from regrad.v1 import errors
 
 FORM = ".npz file"
 MARK = b"regrad crc32 "  # before a checksum
-# the methods that NumPy writes, and by how much they shrink data at most
+# The compression methods that NumPy writes, and their largest compression ratios.
 METHODS = {zipfile.ZIP_STORED: 1, zipfile.ZIP_DEFLATED: 1032}
 LENGTHS = {b"\1\0": 2, b"\2\0": 4}  # the bytes of a header's length, by the version of the header
-CHUNK = 2**18  # bytes that are read at once
+CHUNK = 2**18  # bytes to read at once
 LIMIT = 10_000  # characters of a header, as in NumPy
 
 # -- writing ---------------------------------------------------------------------------------------
@@ -39,7 +40,7 @@ def write_arrays(file: IO[bytes], arrays: Mapping[str, np.ndarray]) -> None:
             array = np.array(_storable(name, array), order="C", copy=None)
             header = _header(array)
             info = zipfile.ZipInfo(f"{name}.npy")
-            if info.filename != f"{name}.npy":  # the format ends names at a zero byte
+            if info.filename != f"{name}.npy":  # the format truncates names at a zero byte
                 raise ArgumentError(f"the name {name!r} cannot be saved")
             info.comment = _comment(info, header)
             with archive.open(info, "w", force_zip64=True) as entry:
@@ -49,7 +50,7 @@ def write_arrays(file: IO[bytes], arrays: Mapping[str, np.ndarray]) -> None:
 
 
 def _storable(name: str, array: np.ndarray) -> np.ndarray:
-    """An array as NumPy's format holds it without pickling: strings get a fixed length."""
+    """Return an array that NumPy's format stores without pickling. Strings get a fixed length."""
     array = np.asarray(array)
     if array.dtype.kind != "O":
         return array
@@ -85,19 +86,19 @@ class Entry(NamedTuple):
     stored: np.dtype[Any]
     shape: tuple[int, ...]
     transposed: bool
-    start: int  # of the elements, in the entry
+    start: int  # the offset of the elements in the entry
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """The dtype of the array as it is read: strings of a fixed length become objects."""
+        """The dtype of the array after reading, when strings of a fixed length become objects."""
         return np.dtype(object) if self.stored.kind == "S" else self.stored
 
 
 class Archive:
-    """An .npz file that is open: its arrays by name, which are read one at a time.
+    """An open .npz file, whose arrays are read one at a time, by name.
 
-    The file stays open until it is closed or forgotten, so that its arrays belong together though
-    it be replaced. Whatever is damaged is a DataLossError.
+    The file stays open as long as this object, so all arrays come from the same file even if the
+    file is replaced. Reading a damaged file raises DataLossError.
     """
 
     def __init__(self, path: str) -> None:
@@ -106,13 +107,13 @@ class Archive:
             self._zip = zipfile.ZipFile(path)
             infos = self._zip.infolist()
             self._infos = {info.filename.removesuffix(".npy"): info for info in infos}
-            # one mark that is left will do: damage may have taken the others
+            # One mark is sufficient, since damage may have destroyed the others.
             marks = [self._zip.comment, *[info.comment for info in infos]]
             self._sealed = any(comment.startswith(MARK) for comment in marks)
             if self._sealed and self._zip.comment != _seal(infos):
-                raise ValueError("its table of contents is not the one that was saved (checksum)")
+                raise ValueError("its table of contents does not match its checksum")
             if len(self._infos) < len(infos):
-                raise ValueError("two entries have one name")
+                raise ValueError("two entries have the same name")
             if not infos and not self._sealed:
                 raise ValueError("it holds no arrays")
 
@@ -135,7 +136,7 @@ class Archive:
             return {name: self._entry(name, self._infos[name]) for name in wanted}
 
     def arrays(self, entries: Mapping[str, Entry]) -> dict[str, np.ndarray]:
-        """Read arrays."""
+        """Read the arrays of some entries, by name."""
         with self._reading():
             return {name: self._array(entry) for name, entry in entries.items()}
 
@@ -144,7 +145,7 @@ class Archive:
         with self._zip.open(info) as file:
             header = _read_header(file)
         if self._sealed and info.comment != _comment(info, header):
-            raise ValueError(f"the header of {name!r} is not the one that was saved (checksum)")
+            raise ValueError(f"the header of {name!r} does not match its checksum")
         entry = Entry(info, *_parsed(name, header), len(header))
         size = entry.start + math.prod(entry.shape) * entry.stored.itemsize
         if size != info.file_size:
@@ -152,7 +153,7 @@ class Archive:
         return entry
 
     def _check_place(self, name: str, info: zipfile.ZipInfo) -> None:
-        """Refuse an entry that cannot be in the file before anything of its size is allocated."""
+        """Raise for an entry that is too large for the file, before allocating its array."""
         if info.compress_type not in METHODS:
             raise ValueError(f"{name!r} is compressed in a way that NumPy does not write")
         room = self._zip.start_dir - info.header_offset
@@ -164,7 +165,7 @@ class Archive:
         flat = np.empty(math.prod(entry.shape), entry.stored)
         with self._zip.open(entry.info) as file:
             file.read(entry.start)
-            _fill(as_bytes(flat), file)  # to the end, where the CRC is compared
+            _fill(as_bytes(flat), file)  # reads to the end, where zipfile checks the CRC
         array = flat.reshape(entry.shape, order="F" if entry.transposed else "C")
         return array.astype(entry.dtype, copy=False)
 
@@ -187,7 +188,7 @@ def _read_header(file: IO[bytes]) -> bytes:
 
 
 def _parsed(name: str, header: bytes) -> tuple[np.dtype[Any], tuple[int, ...], bool]:
-    """The dtype and shape in a header, and whether the array lies transposed."""
+    """Return the dtype and shape in a header, and whether the array is stored transposed."""
     form = np.lib.format
     file = io.BytesIO(header)
     version = form.read_magic(file)

@@ -1,4 +1,4 @@
-"""Initial values of variables: callables of (shape, dtype), for `tf.get_variable`."""
+"""Initializers of variables, which are callables of (shape, dtype), for `tf.get_variable`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ __all__ = [
     "uniform_unit_scaling_initializer", "variance_scaling_initializer", "zeros_initializer",
 ]  # fmt: skip
 
-# The standard deviation of a standard normal variable that is cut off at -2 and 2
+# The standard deviation of a standard normal variable that is truncated to [-2, 2].
 TRUNCATED_STDDEV = 0.87962566103423978
 _Shape = tuple[int, ...]
 _FLOAT = dtypes.float32
@@ -35,10 +35,12 @@ DISTRIBUTIONS = ("normal", "truncated_normal", "untruncated_normal", "uniform")
 
 
 class Initializer:
-    """A maker of initial values, for subclasses: call it with a shape and a dtype.
+    """The base class of initializers, which are called with a shape and a dtype.
+
+    A subclass overrides `values(shape, dtype)`.
 
     Args:
-        dtype: The dtype of the values, unless the call says otherwise.
+        dtype: The dtype of the values, unless the call passes one.
 
     Source: `tf.keras.initializers.Initializer`.
 
@@ -69,7 +71,7 @@ class Initializer:
         return self.values(tuple(sizes.as_list()), dtype)
 
     def values(self, shape: _Shape, dtype: dtypes.DType) -> Tensor:
-        """Compute them; what subclasses define."""
+        """Return the initial values as a tensor. Subclasses override this method."""
         raise NotImplementedError
 
 
@@ -77,7 +79,7 @@ class Zeros(Initializer):
     """Zeros.
 
     Args:
-        dtype: The dtype of the values, unless the call says otherwise.
+        dtype: The dtype of the values, unless the call passes one.
 
     Source: `tf.zeros_initializer`.
 
@@ -95,7 +97,7 @@ class Ones(Initializer):
     """Ones.
 
     Args:
-        dtype: The dtype of the values, unless the call says otherwise.
+        dtype: The dtype of the values, unless the call passes one.
 
     Source: `tf.ones_initializer`.
 
@@ -111,12 +113,12 @@ class Ones(Initializer):
 
 @dataclass(eq=False, repr=False)
 class Constant(Initializer):
-    """One value everywhere, or a list of values in order (the last of which is repeated).
+    """A constant value, or a list of values in order. The last value of the list is repeated.
 
     Args:
-        value: A number, or a list or array of them.
-        dtype: The dtype of the values, unless the call says otherwise.
-        verify_shape: Refuse a value that does not have the shape itself.
+        value: A number, or a list or array of numbers.
+        dtype: The dtype of the values, unless the call passes one.
+        verify_shape: Raise unless the value itself has the requested shape.
 
     Source: `tf.constant_initializer`.
 
@@ -142,7 +144,7 @@ class RandomUniform(Initializer):
         minval: The lower bound.
         maxval: The upper bound, by default 1 for floats.
         seed: The seed of the op; see `set_random_seed`.
-        dtype: The dtype of the values, unless the call says otherwise.
+        dtype: The dtype of the values, unless the call passes one.
 
     Source: `tf.random_uniform_initializer`.
 
@@ -170,7 +172,7 @@ class RandomNormal(Initializer):
         mean: The mean.
         stddev: The standard deviation.
         seed: The seed of the op; see `set_random_seed`.
-        dtype: The dtype of the values, unless the call says otherwise.
+        dtype: The dtype of the values, unless the call passes one.
 
     Source: `tf.random_normal_initializer`.
 
@@ -195,9 +197,9 @@ class TruncatedNormal(RandomNormal):
 
     Args:
         mean: The mean.
-        stddev: The standard deviation of the normal numbers, before they are truncated.
+        stddev: The standard deviation before truncation.
         seed: The seed of the op; see `set_random_seed`.
-        dtype: The dtype of the values, unless the call says otherwise.
+        dtype: The dtype of the values, unless the call passes one.
 
     Source: `tf.truncated_normal_initializer`.
 
@@ -213,18 +215,18 @@ class TruncatedNormal(RandomNormal):
 
 @dataclass(eq=False, repr=False)
 class VarianceScaling(Initializer):
-    """Random numbers whose variance is `scale / n`, n being a layer's number of units.
+    """Random numbers with the variance `scale / n`, where n is a number of units of the layer.
 
     Args:
         scale: The factor.
-        mode: Which units are counted: `"fan_in"`, `"fan_out"` or `"fan_avg"`.
+        mode: The units to count: `"fan_in"`, `"fan_out"` or `"fan_avg"`.
         distribution: `"truncated_normal"` (also called `"normal"`), `"untruncated_normal"` or
             `"uniform"`.
         seed: The seed of the op; see `set_random_seed`.
-        dtype: The dtype of the values, unless the call says otherwise.
+        dtype: The dtype of the values, unless the call passes one.
 
     Raises:
-        GraphError: the scale is not positive, or mode or distribution is none of these.
+        GraphError: the scale is not positive, or mode or distribution is unknown.
 
     Source: `tf.variance_scaling_initializer`; He et al. (2015) take `scale=2`.
 
@@ -264,7 +266,7 @@ class VarianceScaling(Initializer):
 
 
 def fans(shape: _Shape) -> tuple[float, float]:
-    """Return how many inputs and outputs the units of a layer have whose kernel has this shape."""
+    """Return the numbers of inputs and outputs of a layer's units, from the kernel's shape."""
     if len(shape) < 2:
         n = shape[0] if shape else 1
         return n, n
@@ -273,15 +275,15 @@ def fans(shape: _Shape) -> tuple[float, float]:
 
 
 def _scaling(name: str, path: str, distribution: str) -> Any:
-    """Make a VarianceScaling with fixed settings, a class of (seed, dtype)."""
+    """Make a subclass of VarianceScaling with fixed settings. Its arguments are (seed, dtype)."""
     source, scale, mode = SOURCES[name.removesuffix("Uniform").removesuffix("Normal")]
 
     class Scaling(VarianceScaling):
-        """Random numbers as {source} draw them: {distribution}, of variance `{scale:g} / {mode}`.
+        """The {distribution} initializer of {source}, of variance `{scale:g} / {mode}`.
 
         Args:
             seed: The seed of the op; see `set_random_seed`.
-            dtype: The dtype of the values, unless the call says otherwise.
+            dtype: The dtype of the values, unless the call passes one.
 
         Source: `tf.{path}`.
 
@@ -300,14 +302,14 @@ def _scaling(name: str, path: str, distribution: str) -> Any:
     )
 
 
-# Who found which scale, by which number of units.
+# The source, the scale and the mode of each scheme.
 SOURCES = {
     "Glorot": ("Glorot and Bengio (2010)", 1.0, "fan_avg"),
     "He": ("He et al. (2015)", 2.0, "fan_in"),
     "Lecun": ("LeCun et al. (1998)", 1.0, "fan_in"),
 }
 NORMAL = "truncated_normal"
-# (the first is the default of get_variable)
+# GlorotUniform is the default of get_variable.
 GlorotUniform: Any = _scaling("GlorotUniform", "glorot_uniform_initializer", "uniform")
 GlorotNormal: Any = _scaling("GlorotNormal", "glorot_normal_initializer", NORMAL)
 HeUniform: Any = _scaling("HeUniform", "initializers.he_uniform", "uniform")
@@ -318,12 +320,12 @@ LecunNormal: Any = _scaling("LecunNormal", "initializers.lecun_normal", NORMAL)
 
 @dataclass(eq=False, repr=False)
 class UniformUnitScaling(Initializer):
-    """Uniform numbers that keep the scale of the input.
+    """Uniform numbers that preserve the scale of the input.
 
     Args:
-        factor: A factor of the numbers.
+        factor: A factor that multiplies the numbers.
         seed: The seed of the op; see `set_random_seed`.
-        dtype: The dtype of the values, unless the call says otherwise.
+        dtype: The dtype of the values, unless the call passes one.
 
     Source: `tf.uniform_unit_scaling_initializer`; Sussillo and Abbott (2014).
 
@@ -345,12 +347,12 @@ class UniformUnitScaling(Initializer):
 
 @dataclass(eq=False, repr=False)
 class Orthogonal(Initializer):
-    """A matrix with orthonormal rows or columns, times `gain`; more axes are taken together.
+    """A matrix with orthonormal rows or columns, times `gain`. All axes but the last are merged.
 
     Args:
         gain: The factor.
         seed: The seed of the op; see `set_random_seed`.
-        dtype: The dtype of the values, unless the call says otherwise.
+        dtype: The dtype of the values, unless the call passes one.
 
     Source: `tf.orthogonal_initializer`; Saxe et al. (2013).
 
@@ -387,7 +389,7 @@ class Identity(Initializer):
 
     Args:
         gain: The factor.
-        dtype: The dtype of the values, unless the call says otherwise.
+        dtype: The dtype of the values, unless the call passes one.
 
     Source: `tf.initializers.identity`.
 
@@ -408,7 +410,7 @@ class Identity(Initializer):
         return as_constant(self.gain * np.eye(*shape, dtype=dtype.as_numpy_dtype))
 
 
-# Under the names of `tf`, and of `tf.initializers`.
+# The names in `tf` and in `tf.initializers`.
 zeros_initializer = zeros = Zeros
 ones_initializer = ones = Ones
 constant_initializer = constant = Constant

@@ -1,4 +1,4 @@
-"""`tf.layers`: layers as functions, whose variables live in variable scopes of their own."""
+"""`tf.layers`: layers as functions, each with its variables in its own variable scope."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Function = Callable[..., Any] | None
 Options = tuple[Any, Function, Function, bool] | None
 ZEROS, ONES = initializers.Zeros(), initializers.Ones()
 
-# -- what layers share ---------------------------------------------------------------------------
+# -- helpers of all layers -----------------------------------------------------------------------
 
 
 def _input(what: str, inputs: TensorLike) -> Tensor:
@@ -39,7 +39,7 @@ def _input(what: str, inputs: TensorLike) -> Tensor:
 
 
 def _size(x: Tensor, axis: int, layer: str) -> int:
-    """Return a size on which the shape of a variable depends."""
+    """Return a size that determines the shape of a variable. Raises if it is unknown."""
     shape = x._symbol.shape
     size = None if isinstance(shape, UnknownRank) else shape[axis]
     if size is None or isinstance(size, Dim):
@@ -52,7 +52,7 @@ def _size(x: Tensor, axis: int, layer: str) -> int:
 
 
 def _variable(name: str, shape: list[int], x: Tensor, *options: Any) -> Variable:
-    """Make, or find, a variable: options are initializer, regularizer, constraint, trainable."""
+    """Return a new or reused variable. Options are its initializer, regularizer and so on."""
     initializer, regularizer, constraint, trainable = options
     dtype = x.dtype.base_dtype
     return get_variable(
@@ -64,7 +64,7 @@ def _finish(
     y: Tensor, units: int, layout: str | None, bias: Options, activation: Function | str,
     activity_regularizer: Function,
 ) -> Tensor:  # fmt: skip
-    """Do what comes after the linear part of a layer: bias, activation, regularizer."""
+    """Apply the bias, the activation and the regularizer to the linear part of a layer."""
     if bias is not None:
         y = nn.bias_add(y, _variable("bias", [units], y, *bias), layout)
     if activation is not None:
@@ -85,7 +85,7 @@ def _layout(data_format: str, n: int) -> tuple[str, int]:
 
 
 def _repeat(value: TensorLike, n: int, what: str) -> list[int]:
-    """Return n integers, of which one stands for all if it is given alone."""
+    """Return n integers. A single integer is repeated n times."""
     found = static_value(value, what)
     found = found if isinstance(found, tuple) else (found,) * n
     if len(found) != n:
@@ -106,19 +106,20 @@ def dense(
 ) -> Tensor:  # fmt: skip
     """Return `activation(inputs @ kernel + bias)`, along the last axis.
 
-    Makes, or with `reuse` finds, the variables `kernel` and `bias` in the scope `name`.
+    The layer makes the variables `kernel` and `bias` in the scope `name`. With `reuse` it uses the
+    existing variables.
 
     Args:
-        inputs: A tensor of floats, whose last size must be known.
+        inputs: A tensor of floats. Its last size must be known.
         units: The last size of the result.
         name: The name of the variable scope, by default 'dense', 'dense_1', ….
 
     Returns:
-        A tensor of the inputs' dtype, and of their shape except for the last size.
+        A tensor with the inputs' dtype and their shape, except for the last size.
 
     Raises:
         GraphError: the last size is not known, or the variables exist and `reuse` is not set, or
-            they have other shapes. A ValueError.
+            they have other shapes. The error is a ValueError.
         DTypeError: an argument cannot become a tensor, or the inputs are not floats.
 
     Source: `tf.layers.dense`.
@@ -149,27 +150,27 @@ def _conv_layer(layer_name: str, n: int) -> Callable[..., Tensor]:
         bias_constraint: Function = None, trainable: bool = True, name: str | None = None,
         reuse: bool | AutoReuse | None = None,
     ) -> Tensor:  # fmt: skip
-        """Return the inputs convolved along {n} spatial axes, then bias and activation.
+        """Return the inputs convolved along {n} spatial axes, then apply bias and activation.
 
-        Makes, or with `reuse` finds, the variables `kernel`, of the shape `(*window, in, filters)`,
-        and `bias` in the scope `name`.
+        The layer makes the variables `kernel`, of the shape `(*window, in, filters)`, and `bias` in
+        the scope `name`. With `reuse` it uses the existing variables.
 
         Args:
-            inputs: A tensor of floats, whose number of channels must be known.
-            filters: The channels of the result.
-            kernel_size: The sizes of the window, an int or one for each spatial axis.
-            strides: The steps, likewise.
+            inputs: A tensor of floats. Its number of channels must be known.
+            filters: The number of channels of the result.
+            kernel_size: The sizes of the window, an int or an int for each spatial axis.
+            strides: The steps, an int or an int for each spatial axis.
             padding: "valid" or "same".
             data_format: "channels_last" or "channels_first".
-            dilation_rate: The distances between elements of the window, likewise.
+            dilation_rate: The distances between elements of the window, in the form of `strides`.
             name: The name of the variable scope, by default '{name}', '{name}_1', ….
 
         Returns:
             A tensor of the inputs' dtype.
 
         Raises:
-            GraphError: the channels are not known, the data format is another, or the variables
-                exist and `reuse` is not set.
+            GraphError: the number of channels is not known, the data format is unknown, or the
+                variables exist and `reuse` is not set.
 
         Source: `tf.layers.{name}`.
 
@@ -208,16 +209,16 @@ def conv2d_transpose(
     bias_constraint: Function = None, trainable: bool = True, name: str | None = None,
     reuse: bool | AutoReuse | None = None,
 ) -> Tensor:  # fmt: skip
-    """Return the adjoint of a convolution, which makes images larger, then bias and activation.
+    """Return the adjoint of a convolution, which enlarges images, then apply bias and activation.
 
     Variables: `kernel` (height, width, filters, in) and `bias`.
 
     Args:
-        inputs: Images: a tensor of floats of the shape (batch, height, width, channels).
-        filters: The channels of the result.
-        kernel_size: The size of the window: an int, or one per axis.
-        strides: The factors by which height and width grow, likewise.
-        padding: `"same"`, or `"valid"`, by which the window's overhang is added to the sizes.
+        inputs: Images, a tensor of floats of the shape (batch, height, width, channels).
+        filters: The number of channels of the result.
+        kernel_size: The size of the window, an int or an int for each axis.
+        strides: The factors by which height and width grow, an int or an int for each axis.
+        padding: `"same"`, or `"valid"`, which adds the overhang of the window to the sizes.
         data_format: `"channels_last"` or `"channels_first"`.
         name: The name of the variable scope, by default 'conv2d_transpose', 'conv2d_transpose_1',
             ….
@@ -226,8 +227,8 @@ def conv2d_transpose(
         A tensor of the inputs' dtype, of the shape (batch, height, width, filters).
 
     Raises:
-        GraphError: the channels are not known, an option is unknown, or the variables exist and
-            `reuse` is not set. A ValueError.
+        GraphError: the number of channels is not known, an option is unknown, or the variables
+            exist and `reuse` is not set. The error is a ValueError.
         DTypeError: an argument cannot become a tensor, or the inputs are not floats.
 
     Source: `tf.layers.conv2d_transpose`.
@@ -270,38 +271,38 @@ def batch_normalization(
 ) -> Tensor:  # fmt: skip
     """Return inputs with mean 0 and variance 1 along all axes but `axis`, times gamma, plus beta.
 
-    While training the moments are those of the batch, else moving averages. Their updates are
-    in `GraphKeys.UPDATE_OPS`, and have to be run with the train op:
+    In training the layer uses the moments of the batch, otherwise their moving averages. Run the
+    updates of the moving averages, which are in `GraphKeys.UPDATE_OPS`, with the train op:
 
         with tf.control_dependencies(tf.get_collection(tf.GraphKeys.UPDATE_OPS)):
             train_op = optimizer.minimize(loss)
 
-    Variables: `gamma`, `beta`, `moving_mean`, `moving_variance` (the last two not trainable).
+    Variables: `gamma`, `beta`, and `moving_mean` and `moving_variance`, which are not trainable.
 
     Args:
-        inputs: A tensor of floats of known rank, whose size along `axis` is known too.
-        axis: The axis of the features; -1 is the last.
+        inputs: A tensor of floats. Its rank and its size along `axis` must be known.
+        axis: The axis of the features, by default the last.
         momentum: The weight of the past in the moving averages.
-        epsilon: What is added to the variance.
-        center: Add `beta`.
-        scale: Multiply by `gamma`.
+        epsilon: A small number added to the variance.
+        center: Whether to add `beta`.
+        scale: Whether to multiply by `gamma`.
         training: A bool, or a tensor such as a placeholder.
         name: The name of the variable scope, by default 'batch_normalization' (numbered).
-        renorm: Must be False: not offered.
+        renorm: Must be False. Other values are not supported.
         renorm_clipping: Without effect.
         renorm_momentum: Without effect.
-        fused: Let the moving variance be the unbiased estimate, as TensorFlow has it by default for
-            images (rank 4).
-        virtual_batch_size: Must be None: not offered.
-        adjustment: Must be None: not offered.
+        fused: Whether the moving variance is the unbiased estimate. By default it is for images
+            (rank 4), as in TensorFlow.
+        virtual_batch_size: Must be None. Other values are not supported.
+        adjustment: Must be None. Other values are not supported.
 
     Returns:
         A tensor of the inputs' shape and dtype.
 
     Raises:
-        GraphError: there is no such axis, its size is not known, or the variables exist and `reuse`
-            is not set. A ValueError.
-        ArgumentError: an argument asks for what is not offered.
+        GraphError: the axis does not exist, its size is not known, or the variables exist and
+            `reuse` is not set. The error is a ValueError.
+        ArgumentError: the value of an argument is not supported.
         DTypeError: an argument cannot become a tensor, or the inputs are not floats.
 
     Source: `tf.layers.batch_normalization`; Ioffe and Szegedy (2015), arXiv:1502.03167.
@@ -315,7 +316,7 @@ def batch_normalization(
     """
     if renorm or virtual_batch_size is not None or adjustment is not None:
         raise ArgumentError(
-            "batch_normalization: renorm, virtual_batch_size and adjustment are not offered"
+            "batch_normalization: renorm, virtual_batch_size and adjustment are not supported"
         )
     x = _input("batch_normalization", inputs)
     beta = beta_initializer, beta_regularizer, beta_constraint, trainable
@@ -355,7 +356,7 @@ def _moments(
     x: Tensor, axis: int, averages: list[Variable], training: TensorLike, momentum: TensorLike,
     unbiased: bool,
 ) -> list[Any]:  # fmt: skip
-    """Return mean and variance to normalise by, and collect the updates of their averages."""
+    """Return mean and variance to normalize by, and collect the updates of their averages."""
     known = constant_value(training)
     if known is not None and not known:
         return averages
@@ -379,7 +380,7 @@ def _select(training: TensorLike, yes: TensorLike, no: TensorLike) -> Any:
 
 
 def _where(training: Any, yes: Any, no: Any) -> Any:
-    return rg.where(ensure("training", training, ()), yes, no)  # one bool, as for TensorFlow's cond
+    return rg.where(ensure("training", training, ()), yes, no)  # a scalar bool, as in TensorFlow
 
 
 # -- layers without weights ----------------------------------------------------------------------
@@ -389,21 +390,21 @@ def dropout(
     inputs: TensorLike, rate: TensorLike = 0.5, noise_shape: TensorLike = None,
     seed: int | None = None, training: TensorLike = False, name: str | None = None,
 ) -> Tensor:  # fmt: skip
-    """Return the result of `tf.nn.dropout` while training, the inputs otherwise.
+    """Return the result of `tf.nn.dropout` in training, the inputs otherwise.
 
     Args:
         inputs: A tensor of floats.
-        rate: The probability with which an element is dropped, at least 0 and below 1.
-        noise_shape: A shape that broadcasts to the inputs', if elements are to be dropped together.
+        rate: The probability of dropping an element, at least 0 and below 1.
+        noise_shape: A shape that broadcasts to the inputs' shape, to drop elements together.
         training: A bool, or a tensor such as a placeholder.
         name: The name of the scope, by default 'dropout' (numbered).
 
     Returns:
-        A tensor of the inputs' shape and dtype. What is not dropped is divided by `1 - rate`.
+        A tensor of the inputs' shape and dtype. The kept elements are divided by `1 - rate`.
 
     Raises:
         DTypeError: an argument cannot become a tensor, or the inputs are not floats.
-        GraphError: `rate` is out of range, while training. A ValueError.
+        GraphError: `rate` is out of range in training. The error is a ValueError.
 
     Source: `tf.layers.dropout`.
 
@@ -427,11 +428,11 @@ def flatten(inputs: TensorLike, name: str | None = None) -> Tensor:
     """Return each example as a vector.
 
     Args:
-        inputs: A tensor of one axis or more, the first of which counts examples.
+        inputs: A tensor of one axis or more. The first axis is the batch.
         name: The name of the scope, by default 'flatten' (numbered).
 
     Returns:
-        A tensor of the inputs' dtype, of the shape (batch, everything else).
+        A tensor of the inputs' dtype, of the shape (batch, elements of an example).
 
     Raises:
         ShapeError: the inputs are a scalar.
@@ -459,12 +460,12 @@ def _pooling_layer(layer_name: str, n: int, function: Callable[..., Any]) -> Cal
         inputs: TensorLike, pool_size: int | Sequence[int], strides: int | Sequence[int],
         padding: str = "valid", data_format: str = "channels_last", name: str | None = None,
     ) -> Tensor:  # fmt: skip
-        """Return the {what} of windows, as `tf.nn.{pool}` with sizes for the spatial axes alone.
+        """Return the {what} of windows, like `tf.nn.{pool}` with sizes for spatial axes only.
 
         Args:
             inputs: A tensor of floats.
-            pool_size: The sizes of the window, an int or one for each spatial axis.
-            strides: The steps, likewise.
+            pool_size: The sizes of the window, an int or an int for each spatial axis.
+            strides: The steps, an int or an int for each spatial axis.
             padding: "valid" or "same".
             data_format: "channels_last" or "channels_first".
             name: The name of the op in the graph.
@@ -473,7 +474,7 @@ def _pooling_layer(layer_name: str, n: int, function: Callable[..., Any]) -> Cal
             A tensor of the inputs' dtype.
 
         Raises:
-            GraphError: the data format is another.
+            GraphError: the data format is unknown.
 
         Source: `tf.layers.{name}`.
 

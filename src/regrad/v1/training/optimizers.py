@@ -1,7 +1,7 @@
-"""Optimizers as TensorFlow 1 has them: ops that change variables.
+"""TensorFlow 1's optimizers, which make ops that change variables.
 
-Each update of a variable is one op (see `updates`). All gradients are computed from the variables
-as they were, for ops run in the order of their making.
+Each update of a variable is one op (see `updates`). Ops run in the order of creation, so all
+gradients are computed from the old values of the variables.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ Hyperparameter = float | np.ndarray | Readable | Callable[[], Any]
 
 
 class Optimizer:
-    """The base of all optimizers.
+    """The base class of optimizers.
 
-    A subclass of yours overrides `_apply_dense(grad, var)`, which returns an op, and as needed
+    A subclass overrides `_apply_dense(grad, var)`, which returns an op. It may also override
     `_create_slots(var_list)`, `_prepare()` and `_finish(update_ops, name_scope)`.
 
     Args:
         use_locking: Without effect.
-        name: The name of the train op. An empty one is a ValueError (GraphError).
+        name: The name of the train op. An empty name raises ValueError (GraphError).
 
     Source: `tf.train.Optimizer`.
 
@@ -87,16 +87,16 @@ class Optimizer:
         aggregation_method: int | None = None, colocate_gradients_with_ops: bool = False,
         name: str | None = None, grad_loss: TensorLike = None,
     ) -> Operation:  # fmt: skip
-        """Return an op that changes the variables so as to make `loss` smaller.
+        """Return an op that changes the variables to reduce `loss`.
 
         Args:
-            loss: A tensor of floats; of a vector the sum is minimized.
+            loss: A tensor of floats. The op minimizes the sum of its elements.
             global_step: A variable that counts the steps.
-            var_list: The variables to change (by default all trainable ones).
-            name: The name of the op (by default that of the optimizer).
-            grad_loss: The gradient of the loss itself (by default ones).
+            var_list: The variables to change, by default all trainable variables.
+            name: The name of the op, by default the optimizer's name.
+            grad_loss: The gradient of the loss itself, by default ones.
 
-        Raises ValueError if there are no variables, or no gradient reaches any of them.
+        Raises ValueError if the list of variables is empty, or none of them gets a gradient.
         """
         pairs = self.compute_gradients(
             loss, var_list, gate_gradients, aggregation_method, colocate_gradients_with_ops,
@@ -115,7 +115,7 @@ class Optimizer:
         gate_gradients: int = GATE_OP, aggregation_method: int | None = None,
         colocate_gradients_with_ops: bool = False, grad_loss: TensorLike = None,
     ) -> list[tuple[Any, Variable]]:  # fmt: skip
-        """Return pairs of a gradient and its variable; None for variables that the loss ignores."""
+        """Return pairs (gradient, variable). The gradient is None if the loss ignores it."""
         if gate_gradients not in (self.GATE_NONE, self.GATE_OP, self.GATE_GRAPH):
             raise GraphError(
                 "gate_gradients must be one of: Optimizer.GATE_NONE, Optimizer.GATE_OP, "
@@ -138,10 +138,10 @@ class Optimizer:
         self, grads_and_vars: Iterable[tuple[TensorLike, Readable]],
         global_step: Readable | None = None, name: str | None = None,
     ) -> Operation:  # fmt: skip
-        """Return an op that changes variables by their gradients, unless these are None.
+        """Return an op that changes variables by their gradients. Pairs with None are ignored.
 
-        The gradients may have been changed since `compute_gradients` returned them. With
-        `global_step` the op adds 1 to it, after the other changes.
+        The caller may change the gradients that `compute_gradients` returns. With `global_step`,
+        the op adds 1 to it after the other changes.
         """
         pairs = [_check_pair(*pair) for pair in grads_and_vars]
         if not pairs:
@@ -190,7 +190,7 @@ class Optimizer:
         """Make the variables that the optimizer needs."""
 
     def _prepare(self) -> None:
-        """Make the tensors that the updates share."""
+        """Make the tensors that all updates use."""
 
     def _apply_dense(self, grad: Tensor, var: Variable) -> Any:
         """Return an op that changes `var` by its gradient."""
@@ -199,17 +199,17 @@ class Optimizer:
         )
 
     def _apply_rows(self, grad: Tensor, var: Variable) -> Any:
-        """Return an op that changes only the rows of `var` that were gathered, if there can be."""
+        """Return an op that changes only the gathered rows of `var`, if the optimizer has one."""
         return None
 
     def _finish(self, update_ops: Sequence[Operation | Tensor], name_scope: str) -> Operation:
-        """Return the op that stands for the whole step."""
+        """Return the op for the whole step."""
         return group(*update_ops, name=name_scope)
 
     # -- slots -----------------------------------------------------------------------------------
 
     def get_slot(self, var: Readable, name: str) -> Variable | None:
-        """Return the variable kept for another under this name, None if there is none."""
+        """Return the slot of a variable with this name, or None."""
         return self._slots.get(name, {}).get(variable_of(var))
 
     def get_slot_names(self) -> list[str]:
@@ -224,13 +224,13 @@ class Optimizer:
         return sorted(found, key=lambda v: v.name)
 
     def _zeros_slot(self, var: Variable, slot_name: str, op_name: str) -> Variable:
-        """Return the slot of a variable, made of zeros if it is new."""
+        """Return the slot of a variable. A new slot starts at zeros."""
         return self._slot(var, 0.0, slot_name, op_name)
 
     def _get_or_make_slot(
         self, var: Variable, val: TensorLike | Callable[[], Tensor], slot_name: str, op_name: str
     ) -> Variable:
-        """Return the slot of a variable, made with this value if it is new."""
+        """Return the slot of a variable. A new slot starts at this value."""
         slots = self._slots.setdefault(slot_name, {})
         if var not in slots:
             slots[var] = _make_state(val, f"{var.op.name}/{op_name}")
@@ -250,7 +250,7 @@ class Optimizer:
         self, initial_value: TensorLike | Callable[[], Tensor], name: str,
         colocate_with: Variable | None = None,
     ) -> Variable:  # fmt: skip
-        """Return a variable of the optimizer that belongs to no other, made if it is new."""
+        """Return a variable of the optimizer that is not a slot, and make it if needed."""
         key = name, get_default_graph()
         if key not in self._non_slots:
             self._non_slots[key] = _make_state(initial_value, name)
@@ -261,19 +261,19 @@ class Optimizer:
         return self._non_slots.get((name, graph or get_default_graph()))
 
     def _call_if_callable(self, param: Hyperparameter | None) -> Any:
-        """Return a parameter, or what the function that was given for it returns."""
+        """Return a parameter, or its result if it is a function."""
         return param() if callable(param) else param
 
 
 def _make_state(value: TensorLike | Callable[[], Tensor], name: str) -> Variable:
-    """Make a variable of an optimizer, whose name begins at the root of the graph."""
+    """Make a variable of an optimizer, with a full name that ignores open name scopes."""
     graph = get_default_graph()
     with graph.name_scope(None), graph.control_dependencies(None):
         return Variable(value, trainable=False, name=name)
 
 
 def _variables_in(var_list: Iterable[Readable] | Readable) -> list[Variable]:
-    """Return the variables in a nest or an iterable, which may be one variable."""
+    """Return the variables in a variable, a nest or an iterable."""
     if isinstance(var_list, Iterable) and not isinstance(var_list, Readable):
         var_list = var_list if isinstance(var_list, Mapping) else list(var_list)
         if not var_list:
@@ -301,11 +301,11 @@ def _check_pair(grad: TensorLike, var: Readable) -> tuple[Any, Variable]:
 
 
 class _FormulaOptimizer(Optimizer):
-    """An optimizer whose updates are one op each.
+    """An optimizer with one op for each update.
 
-    `slots` are what the slots are filled with by name, in the order in which the op takes them;
-    `numbers` are its other inputs, `options` its attributes. Unless `dense_only`, the rows of a
-    variable that were not gathered are left alone.
+    `slots` has the initial values of the slots by name, in the order of the op's inputs. `numbers`
+    are the other inputs of the op, and `options` its attributes. Unless `dense_only` is true, an
+    update does not change rows of a variable that were not gathered.
     """
 
     op: Op
@@ -364,8 +364,8 @@ class GradientDescentOptimizer(_FormulaOptimizer):
     """Gradient descent: `var -= learning_rate * grad`.
 
     Args:
-        learning_rate: A number, a tensor (a placeholder, a decaying one), or a function that
-            returns one.
+        learning_rate: A number, a tensor (such as a placeholder or a decaying rate), or a function
+            that returns a number or tensor.
         use_locking: Without effect.
         name: The name of the train op.
 
@@ -381,7 +381,7 @@ class GradientDescentOptimizer(_FormulaOptimizer):
     GradientDescent [ 2. -1.]
     """
 
-    dense_only = True  # without state, so that rows of zeros do nothing
+    dense_only = True  # rows of zeros change nothing, since there is no state
 
     def __init__(
         self, learning_rate: Hyperparameter, use_locking: bool = False,
@@ -401,8 +401,8 @@ class MomentumOptimizer(_FormulaOptimizer):
         var -= learning_rate * accum
 
     Args:
-        learning_rate: A number, a tensor, or a function that returns one.
-        momentum: The weight of the past, likewise.
+        learning_rate: A number, a tensor, or a function that returns a number or tensor.
+        momentum: The weight of the past, in the form of `learning_rate`.
         use_locking: Without effect.
         name: The name of the train op, and of the slots.
         use_nesterov: Subtract `learning_rate * (grad + momentum * accum)`.
@@ -442,10 +442,10 @@ class AdamOptimizer(_FormulaOptimizer):
         var -= rate * m / (sqrt(v) + epsilon)
 
     Args:
-        learning_rate: A number, a tensor, or a function that returns one.
-        beta1: The decay of the mean of gradients, likewise.
-        beta2: The decay of the mean of their squares, likewise.
-        epsilon: What is added to the root, likewise.
+        learning_rate: A number, a tensor, or a function that returns a number or tensor.
+        beta1: The decay of the mean gradient, in the form of `learning_rate`.
+        beta2: The decay of the mean squared gradient, in the form of `learning_rate`.
+        epsilon: The number added to the root, in the form of `learning_rate`.
         use_locking: Without effect.
         name: The name of the train op, and of the slots.
 
@@ -480,7 +480,7 @@ class AdamOptimizer(_FormulaOptimizer):
         return var - rate * m / (xp.sqrt(v) + epsilon), m, v
 
     def _create_slots(self, var_list: Sequence[Variable]) -> None:
-        # in the widest of the dtypes: 1 - beta2_power loses digits
+        # The dtype is the widest of the dtypes, because 1 - beta2_power loses digits.
         dtype = np.result_type(*[v.dtype.base_dtype.as_numpy_dtype for v in var_list], np.float32)
         for name in ("beta1", "beta2"):
             self._numbers[f"{name}_power"] = self._create_non_slot_variable(
@@ -497,19 +497,20 @@ class AdamOptimizer(_FormulaOptimizer):
 
 
 class RMSPropOptimizer(_FormulaOptimizer):
-    """The gradient over the root of its mean square, with momentum.
+    """RMSProp, which divides the gradient by the root of its mean square, with momentum.
 
         mean_square = decay * mean_square + (1 - decay) * grad**2
         mom = momentum * mom + learning_rate * grad / sqrt(mean_square + epsilon)
         var -= mom
 
     Args:
-        learning_rate: A number, a tensor, or a function that returns one.
-        decay: The decay of the mean square, likewise. It begins at 1.
-        momentum: The weight of the step before, likewise.
-        epsilon: What is added within the root, likewise.
+        learning_rate: A number, a tensor, or a function that returns a number or tensor.
+        decay: The decay of the mean square, in the form of `learning_rate`. The mean square begins
+            at 1.
+        momentum: The weight of the previous step, in the form of `learning_rate`.
+        epsilon: The number added within the root, in the form of `learning_rate`.
         use_locking: Without effect.
-        centered: Square the mean gradient (which decays likewise) and subtract it within the root.
+        centered: Subtract the square of the mean gradient, with the same decay, within the root.
         name: The name of the train op, and of the slots.
 
     Source: `tf.train.RMSPropOptimizer`; Tieleman and Hinton, lecture 6.5 of "Neural networks for
@@ -554,8 +555,8 @@ class AdagradOptimizer(_FormulaOptimizer):
     """Adagrad: `accum += grad**2; var -= learning_rate * grad / sqrt(accum)`.
 
     Args:
-        learning_rate: A number, a tensor, or a function that returns one.
-        initial_accumulator_value: What `accum` begins with. Unless it is positive, it is a
+        learning_rate: A number, a tensor, or a function that returns a number or tensor.
+        initial_accumulator_value: The initial value of `accum`. A value that is not positive raises
             ValueError (GraphError).
         use_locking: Without effect.
         name: The name of the train op, and of the slots.
@@ -573,7 +574,7 @@ class AdagradOptimizer(_FormulaOptimizer):
     1.2000
     """
 
-    dense_only = True  # rows of zeros do nothing
+    dense_only = True  # rows of zeros change nothing
 
     def __init__(
         self, learning_rate: Hyperparameter, initial_accumulator_value: float = 0.1,
@@ -593,7 +594,7 @@ class AdagradOptimizer(_FormulaOptimizer):
 
 
 class AdadeltaOptimizer(_FormulaOptimizer):
-    """Adadelta: steps as large as the steps before, relative to the gradients.
+    """Adadelta, which scales gradients by the ratio of earlier steps to earlier gradients.
 
         accum = rho * accum + (1 - rho) * grad**2
         step = sqrt(accum_update + epsilon) / sqrt(accum + epsilon) * grad
@@ -601,9 +602,9 @@ class AdadeltaOptimizer(_FormulaOptimizer):
         var -= learning_rate * step
 
     Args:
-        learning_rate: A number, a tensor, or a function that returns one.
-        rho: The decay of the means, likewise.
-        epsilon: What is added within the roots, likewise.
+        learning_rate: A number, a tensor, or a function that returns a number or tensor.
+        rho: The decay of the means, in the form of `learning_rate`.
+        epsilon: The number added within the roots, in the form of `learning_rate`.
         use_locking: Without effect.
         name: The name of the train op, and of the slots.
 
@@ -646,9 +647,9 @@ class FtrlOptimizer(_FormulaOptimizer):
         accum = grown
 
     Args:
-        learning_rate: A number, a tensor, or a function that returns one.
+        learning_rate: A number, a tensor, or a function that returns a number or tensor.
         learning_rate_power: `power`, 0 or less.
-        initial_accumulator_value: What `accum` begins with.
+        initial_accumulator_value: The initial value of `accum`.
         l1_regularization_strength: `l1`.
         l2_regularization_strength: `l2`.
         use_locking: Without effect.
@@ -657,7 +658,7 @@ class FtrlOptimizer(_FormulaOptimizer):
         linear_name: Without effect.
         l2_shrinkage_regularization_strength: `shrinkage`.
 
-    The strengths and the first value must not be negative, or it is a ValueError (GraphError).
+    A negative strength or initial value raises ValueError (GraphError).
 
     Source: `tf.train.FtrlOptimizer`; McMahan et al., "Ad click prediction: a view from the
     trenches", KDD 2013.

@@ -1,7 +1,7 @@
-"""Checkpoints: the values of variables in files.
+"""Checkpoints, which store the values of variables in files.
 
-A checkpoint `model-7` is one file, `model-7.npz`, which `numpy.load` reads too; a text file
-named `checkpoint` next to it says which is the latest, as in TensorFlow.
+A checkpoint `model-7` is one file, `model-7.npz`, which `numpy.load` reads too. As in TensorFlow, a
+text file `checkpoint` in the same folder names the latest checkpoint.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ PathLike = str | os.PathLike[str]
 
 
 class MissingCheckpointError(errors.NotFoundError, GraphError):
-    """A checkpoint that does not exist (TensorFlow 1.15 raises ValueError here)."""
+    """The checkpoint does not exist (TensorFlow 1.15 raises ValueError here)."""
 
 
 # -- files ----------------------------------------------------------------------------------------
@@ -48,7 +48,7 @@ class MissingCheckpointError(errors.NotFoundError, GraphError):
 
 def _open(path: PathLike) -> Archive:
     path = os.fspath(path)
-    with contextlib.suppress(FileNotFoundError):  # it may be deleted just now
+    with contextlib.suppress(FileNotFoundError):  # another process may delete it now
         if checkpoint_exists(path):
             return Archive(path + SUFFIX)
     raise MissingCheckpointError(
@@ -57,10 +57,10 @@ def _open(path: PathLike) -> Archive:
 
 
 def checkpoint_exists(checkpoint_prefix: PathLike) -> bool:
-    """Return whether there is a checkpoint of this path.
+    """Return whether a checkpoint of this path exists.
 
     Args:
-        checkpoint_prefix: The path, as `Saver.save` returned it.
+        checkpoint_prefix: The path that `Saver.save` returned.
 
     Returns:
         A bool.
@@ -85,10 +85,10 @@ def checkpoint_exists(checkpoint_prefix: PathLike) -> bool:
 def remove_checkpoint(checkpoint_prefix: PathLike) -> None:
     """Delete a checkpoint, if it exists.
 
-    The file that names the latest one stays as it is.
+    The file that names the latest checkpoint does not change.
 
     Args:
-        checkpoint_prefix: The path, as `Saver.save` returned it.
+        checkpoint_prefix: The path that `Saver.save` returned.
 
     Raises:
         ArgumentError: the argument is not a path.
@@ -109,14 +109,14 @@ def remove_checkpoint(checkpoint_prefix: PathLike) -> None:
         os.remove(os.fspath(checkpoint_prefix) + SUFFIX)
 
 
-# -- the file that names the latest ---------------------------------------------------------------
+# -- the file `checkpoint`, which names the latest checkpoint -------------------------------------
 
 LINE = re.compile(r'\s*(?:(\w+):\s*(".*"|[-+.\w]+))?\s*')  # a key and its value, or nothing
-KEYS = ("model_checkpoint_path", "all_model_checkpoint_paths")  # TensorFlow has others, of times
+KEYS = ("model_checkpoint_path", "all_model_checkpoint_paths")  # TensorFlow also writes times
 
 
 class CheckpointState(NamedTuple):
-    """The paths of the latest checkpoint and of all that are kept."""
+    """The path of the latest checkpoint, and the paths of all kept checkpoints."""
 
     model_checkpoint_path: str
     all_model_checkpoint_paths: list[str]
@@ -127,18 +127,18 @@ def update_checkpoint_state(
     all_model_checkpoint_paths: Sequence[PathLike] | None = None,
     latest_filename: str | None = None,
 ) -> None:  # fmt: skip
-    """Write the file that names the latest checkpoint of a folder; paths in it are relative.
+    """Write the file that names the latest checkpoint of a folder. Its paths are relative.
 
     Args:
         save_dir: The folder.
         model_checkpoint_path: The path of the latest checkpoint.
-        all_model_checkpoint_paths: The paths of all that are kept, oldest first; the latest is
+        all_model_checkpoint_paths: The paths of all kept checkpoints, oldest first. The latest is
             added.
         latest_filename: The name of the file, by default 'checkpoint'.
 
     Raises:
-        GraphError: a path is outside the folder: no program that reads the file may be led to use,
-            or to delete, a file elsewhere. A ValueError.
+        GraphError: a path is outside the folder. The file must not make a program use or delete a
+            file elsewhere. The error is a ValueError.
         FileNotFoundError: the folder does not exist.
 
     Source: `tf.train.update_checkpoint_state`.
@@ -156,8 +156,8 @@ def update_checkpoint_state(
         paths.append(latest)
     if outside := [os.fspath(path) for path in paths if not _is_within(path, folder)]:
         raise GraphError(
-            f"update_checkpoint_state: {outside[0]!r} is not in the folder {folder!r}; give the "
-            "folder that holds the checkpoints"
+            f"update_checkpoint_state: {outside[0]!r} is not in the folder {folder!r}; pass the "
+            "folder that contains the checkpoints"
         )
     lines = [f"model_checkpoint_path: {_quote(latest, folder)}"]
     lines += [f"all_model_checkpoint_paths: {_quote(path, folder)}" for path in paths]
@@ -168,7 +168,7 @@ def update_checkpoint_state(
 
 
 def _seal(text: str) -> str:
-    """Return the first line of a state file, a comment: the checksum of what follows."""
+    """Return the first line of a state file, a comment with the checksum of the other lines."""
     return f"# crc32: {zlib.crc32(text.encode()):08x}"
 
 
@@ -177,7 +177,7 @@ def _quote(path: PathLike, folder: str) -> str:
 
 
 def _is_within(path: PathLike, folder: str) -> bool:
-    """Return whether a checkpoint lies in a folder or below it, once links are followed."""
+    """Return whether a checkpoint is in a folder or below it, after resolving links."""
     inner, outer = os.path.realpath(os.path.dirname(path)), os.path.realpath(folder)
     return os.path.basename(path) not in ("", ".", "..") and (
         os.path.commonpath([inner, outer]) == outer
@@ -187,15 +187,15 @@ def _is_within(path: PathLike, folder: str) -> bool:
 def get_checkpoint_state(
     checkpoint_dir: PathLike, latest_filename: str | None = None
 ) -> CheckpointState | None:
-    """Return the checkpoints of a folder; None if none was saved there.
+    """Return the checkpoints of a folder, or None if the folder has no checkpoints.
 
     Args:
         checkpoint_dir: The folder.
         latest_filename: The name of the file that names the checkpoints, by default 'checkpoint'.
 
     Returns:
-        A CheckpointState with `model_checkpoint_path`, the latest, and
-        `all_model_checkpoint_paths`; or None.
+        None, or a CheckpointState with `model_checkpoint_path`, the path of the latest checkpoint,
+        and `all_model_checkpoint_paths`.
 
     Raises:
         tf.errors.DataLossError: the file is damaged, or names a checkpoint outside the folder.
@@ -221,7 +221,7 @@ def get_checkpoint_state(
         if text.startswith("#"):  # TensorFlow writes no comments
             first, _, text = text.partition("\n")
             if first != _seal(text):
-                raise ValueError("its checksum is that of another text")
+                raise ValueError("its text does not match its checksum")
         found = list(_entries(text, folder))
         latest, every = [[path for key, path in found if key == wanted] for wanted in KEYS]
         if len(latest) != 1 or (every and latest[0] not in every):
@@ -230,7 +230,7 @@ def get_checkpoint_state(
 
 
 def _entries(text: str, folder: str) -> Iterator[tuple[str, str]]:
-    """The keys and paths in the text of a state file."""
+    """Yield the keys and paths in the text of a state file."""
     for line in text.splitlines():
         match = LINE.fullmatch(line)
         if match is None:
@@ -243,7 +243,7 @@ def _entries(text: str, folder: str) -> Iterator[tuple[str, str]]:
 
 
 def latest_checkpoint(checkpoint_dir: PathLike, latest_filename: str | None = None) -> str | None:
-    """Return the path of the latest checkpoint in a folder, None if there is none.
+    """Return the path of the latest checkpoint in a folder, or None.
 
     Args:
         checkpoint_dir: The folder.
@@ -278,12 +278,12 @@ def latest_checkpoint(checkpoint_dir: PathLike, latest_filename: str | None = No
 class CheckpointReader:
     """The variables in a checkpoint, by name.
 
-    What is not asked for is not read. A checkpoint that is replaced or deleted later is still
-    this one to the reader.
+    The reader reads only the requested variables. If the checkpoint is replaced or deleted later,
+    the reader still reads the old file.
 
     Args:
-        filepattern: The path of the checkpoint, as `Saver.save` returned it. One that does not
-            exist is a `tf.errors.NotFoundError`.
+        filepattern: The path that `Saver.save` returned. A path without a checkpoint raises
+            `tf.errors.NotFoundError`.
 
     Source: `tf.train.NewCheckpointReader`.
 
@@ -303,11 +303,11 @@ class CheckpointReader:
         self._entries = self._archive.entries()
 
     def has_tensor(self, tensor_name: str) -> bool:
-        """Return whether it has a variable of this name."""
+        """Return whether the checkpoint has a variable of this name."""
         return tensor_name in self._entries
 
     def get_tensor(self, tensor_name: str) -> np.ndarray:
-        """Return the value of a variable; `tf.errors.NotFoundError` if there is none such."""
+        """Return the value of a variable. Raises `tf.errors.NotFoundError` for an unknown name."""
         if tensor_name not in self._entries:
             raise errors.NotFoundError(
                 f"Key {tensor_name!r} not found in checkpoint; it has {_names(self._entries)}"
@@ -327,7 +327,7 @@ NewCheckpointReader = CheckpointReader
 
 
 def load_checkpoint(ckpt_dir_or_file: PathLike) -> CheckpointReader:
-    """Return a reader of a checkpoint, or of the latest one in a folder.
+    """Return a reader of a checkpoint, or of the latest checkpoint in a folder.
 
     Args:
         ckpt_dir_or_file: The folder, or the path of a checkpoint.
@@ -336,7 +336,7 @@ def load_checkpoint(ckpt_dir_or_file: PathLike) -> CheckpointReader:
         A CheckpointReader.
 
     Raises:
-        tf.errors.NotFoundError: there is no such checkpoint.
+        tf.errors.NotFoundError: the checkpoint does not exist.
         tf.errors.DataLossError: the file is damaged.
 
     Source: `tf.train.load_checkpoint`.
@@ -363,13 +363,13 @@ def list_variables(ckpt_dir_or_file: PathLike) -> list[tuple[str, list[int]]]:
     """Return the names and shapes of the variables in a checkpoint, sorted.
 
     Args:
-        ckpt_dir_or_file: The path of a checkpoint, or a folder, whose latest one is taken.
+        ckpt_dir_or_file: The path of a checkpoint, or a folder, for its latest checkpoint.
 
     Returns:
         A list of pairs of a name and a list of sizes.
 
     Raises:
-        tf.errors.NotFoundError: there is no such checkpoint.
+        tf.errors.NotFoundError: the checkpoint does not exist.
         tf.errors.DataLossError: the file is damaged.
 
     Source: `tf.train.list_variables`.
@@ -390,14 +390,14 @@ def load_variable(ckpt_dir_or_file: PathLike, name: str) -> np.ndarray:
     """Return the value of a variable in a checkpoint.
 
     Args:
-        ckpt_dir_or_file: The path of a checkpoint, or a folder, whose latest one is taken.
+        ckpt_dir_or_file: The path of a checkpoint, or a folder, for its latest checkpoint.
         name: The name of the variable.
 
     Returns:
         An array of the variable's shape and dtype.
 
     Raises:
-        tf.errors.NotFoundError: there is no such checkpoint, or it has no such variable.
+        tf.errors.NotFoundError: the checkpoint does not exist, or does not have the variable.
         tf.errors.DataLossError: the file is damaged.
 
     Source: `tf.train.load_variable`.
@@ -422,26 +422,27 @@ def _names(names: Iterable[str]) -> str:
 
 
 class Saver:
-    """Saves and restores the values that variables have in a session.
+    """Saves and restores the values of variables in a session.
 
     Args:
-        var_list: Variables, or a dict of names to variables (by default all of the graph).
-        reshape: Let a value be restored to a variable of another shape of its size.
+        var_list: Variables, or a dict of names to variables. By default all variables of the graph.
+        reshape: Restore a value to a variable of another shape if the sizes are equal.
         sharded: Without effect: a checkpoint is one file.
-        max_to_keep: How many checkpoints to keep; None or 0 keeps all.
-        keep_checkpoint_every_n_hours: Of those that would be deleted, one in so many hours stays.
+        max_to_keep: The number of checkpoints to keep. None or 0 keeps all.
+        keep_checkpoint_every_n_hours: Also keep one of the older checkpoints per this many hours.
         name: Without effect: saving adds no ops to the graph.
         restore_sequentially: Without effect.
         saver_def: Without effect.
         builder: Without effect.
-        defer_build: Settle which variables are saved when `build` is called.
-        allow_empty: Let there be no variables, which otherwise is a ValueError (GraphError).
+        defer_build: Choose the variables to save when `build` is called.
+        allow_empty: Allow a Saver without variables. By default it raises ValueError (GraphError).
         write_version: Without effect: a checkpoint is an `.npz` file.
         pad_step_number: Write step numbers in paths with leading zeros.
-        save_relative_paths: Without effect: they are always relative.
+        save_relative_paths: Without effect: paths are always relative.
         filename: Without effect.
 
-    The graph itself is not saved: build it again, then restore. Restoring needs no initializing.
+    A checkpoint does not contain the graph. Build the graph again, then restore. Variables need not
+    be initialized before they are restored.
 
     Source: `tf.train.Saver`.
 
@@ -471,14 +472,14 @@ class Saver:
         self._interval = keep_checkpoint_every_n_hours * 3600
         self._next_kept = time.time() + self._interval
         self._pad = pad_step_number
-        self._kept: list[tuple[str, float]] = []  # oldest first, with when they were saved
+        self._kept: list[tuple[str, float]] = []  # oldest first, with the times of saving
         self._lock = threading.Lock()
         self._variables: dict[str, Variable] | None = None
         if not defer_build:
             self.build()
 
     def build(self) -> None:
-        """Settle which variables are saved."""
+        """Choose the variables to save."""
         if self._variables is not None:
             return
         listed = global_variables() if self._var_list is None else self._var_list
@@ -494,13 +495,13 @@ class Saver:
         write_meta_graph: bool = True, write_state: bool = True, strip_default_attrs: bool = False,
         save_debug_info: bool = False,
     ) -> str:  # fmt: skip
-        """Save the variables; return the path to restore from, `save_path-global_step`.
+        """Save the variables, and return the path to restore from, `save_path-global_step`.
 
-        The file appears whole or not at all, with the mode of the one that it replaces; where
-        there is a symbolic link, what it points to is replaced. Checkpoints beyond `max_to_keep`
-        are deleted, the oldest first.
+        The file is written atomically and keeps the mode of the file that it replaces. If the path
+        is a symbolic link, the target of the link is replaced. `save` deletes checkpoints beyond
+        `max_to_keep`, the oldest first.
 
-        Raises FailedPreconditionError for a variable without a value, ValueError if the folder
+        Raises FailedPreconditionError for a variable without a value, and ValueError if the folder
         does not exist.
         """
         path = os.fspath(save_path)
@@ -529,7 +530,7 @@ class Saver:
         return dict(zip(variables, sess._snapshot(names), strict=True))
 
     def _check_session(self, sess: Session) -> dict[str, Variable]:
-        """Return the variables by name, if they can be used in a session."""
+        """Return the variables by name. Raises if the session cannot use them."""
         if not isinstance(sess, Session):
             raise ArgumentError(f"'sess' must be a Session; {sess!r:.60}")
         if sess._closed:
@@ -538,12 +539,13 @@ class Saver:
             raise GraphError("the Saver was made with defer_build=True: call build() first")
         if strange := [v.name for v in self._variables.values() if v.graph is not sess.graph]:
             raise GraphError(
-                f"the Saver's variables {', '.join(strange)} are of another graph than the session"
+                f"the Saver's variables {', '.join(strange)} belong to another graph than the "
+                "session"
             )
         return self._variables
 
     def _keep_latest(self, path: str) -> None:
-        """Put a path last, and delete the oldest beyond `max_to_keep`."""
+        """Append a path, and delete the oldest checkpoints beyond `max_to_keep`."""
         self._kept = [(p, t) for p, t in self._kept if p != path]
         self._kept.append((path, time.time()))
         while self._keep and len(self._kept) > self._keep:
@@ -555,34 +557,37 @@ class Saver:
 
     @property
     def last_checkpoints(self) -> list[str]:
-        """The paths of the checkpoints that are kept, oldest first."""
+        """The paths of the kept checkpoints, oldest first."""
         return [path for path, _ in self._kept]
 
     def set_last_checkpoints(self, last_checkpoints: Sequence[str]) -> None:
-        """Take these for the checkpoints that were saved before, oldest first."""
+        """Set the list of checkpoints saved before, oldest first."""
         self._kept = [(path, float("inf")) for path in last_checkpoints]
 
     def recover_last_checkpoints(self, checkpoint_paths: Sequence[str]) -> None:
-        """Take those of these that exist for the checkpoints saved before, as after a restart."""
+        """Set the list of checkpoints saved before, without paths that no longer exist.
+
+        Call it after a restart of the program.
+        """
         found = [p for p in checkpoint_paths if checkpoint_exists(p)]
         self._kept = [(p, os.path.getmtime(p + SUFFIX)) for p in found]
 
     # -- restoring -------------------------------------------------------------------------------
 
     def restore(self, sess: Session, save_path: PathLike) -> None:
-        """Give the variables the values that were saved; they need not be initialized.
+        """Set the variables to the saved values. The variables need not be initialized.
 
-        Nothing is changed unless all names, shapes and dtypes fit. Raises
-        `tf.errors.NotFoundError` for a checkpoint or a name in it that does not exist,
-        `tf.errors.InvalidArgumentError` for values of another shape or dtype,
-        `tf.errors.DataLossError` for a file that is damaged.
+        `restore` changes nothing unless all names, shapes and dtypes fit. Raises
+        `tf.errors.NotFoundError` for a missing checkpoint or a missing name,
+        `tf.errors.InvalidArgumentError` for values of another shape or dtype, and
+        `tf.errors.DataLossError` for a damaged file.
         """
         if save_path is None:
             raise GraphError("Can't load save_path when it is None.")
         variables = self._check_session(sess)
         with _open(save_path) as archive:
             if missing := [name for name in variables if name not in archive]:
-                present = archive.entries()  # raises if it is their names that are damaged
+                present = archive.entries()  # raises if the names are damaged
                 raise errors.NotFoundError(
                     f"Key {_names(missing)} not found in checkpoint {os.fspath(save_path)}, which "
                     f"has {_names(present)}. Give Saver the variables that it has, or a dict of "
@@ -590,12 +595,12 @@ class Saver:
                 )
             entries = archive.entries(variables)
             shapes = {name: self._shape(name, v, entries[name]) for name, v in variables.items()}
-            arrays = archive.arrays(entries)  # none is larger than its variable
+            arrays = archive.arrays(entries)  # no array is larger than its variable
         values = {v.op.name: arrays[name].reshape(shapes[name]) for name, v in variables.items()}
         sess._variables.update(values)
 
     def _shape(self, name: str, variable: Variable, entry: Entry) -> tuple[int, ...]:
-        """Return the shape in which a variable takes an array of a file, if it does."""
+        """Return the shape of an entry's array for a variable. Raises if it does not fit."""
         expected = variable.dtype.base_dtype
         if expected != entry.dtype:
             raise errors.InvalidArgumentError(
@@ -614,7 +619,7 @@ class Saver:
 
 
 def _by_name(listed: Any) -> dict[str, Variable]:
-    """Return variables by the names under which they are saved."""
+    """Return variables by their names in a checkpoint."""
     if isinstance(listed, Mapping):
         return {str(name): variable_of(v) for name, v in listed.items()}
     if isinstance(listed, Variable) or not isinstance(listed, Iterable):
@@ -627,7 +632,7 @@ def _by_name(listed: Any) -> dict[str, Variable]:
 
 
 def _check_folder(path: str, state: str) -> str:
-    """Return the folder of a path, which must exist, next to a state file of another name."""
+    """Return the folder of a path. Raises if it does not exist, or if file names collide."""
     folder, file = os.path.split(path)
     if os.path.split(state)[0]:
         raise GraphError(f"'latest_filename' must not contain path components: {state!r}")

@@ -1,4 +1,4 @@
-"""The count of steps, learning rates that change with it, and averages of variables."""
+"""The global step, learning rate schedules, and moving averages of variables."""
 
 from __future__ import annotations
 
@@ -36,13 +36,14 @@ Number = float | np.ndarray | Readable
 
 
 def get_global_step(graph: Graph | None = None) -> Any:
-    """Return the variable that counts the steps of a graph, None if there is none.
+    """Return the variable that counts the steps of a graph, or None.
 
     Args:
-        graph: The graph, by default the default one.
+        graph: The graph, by default the default graph.
 
     Returns:
-        A Variable: that of the collection GLOBAL_STEP, else one named `global_step`. Or None.
+        The Variable in the collection GLOBAL_STEP, else the Variable named `global_step`, else
+        None.
 
     Raises:
         GraphError: several variables are in the collection.
@@ -64,16 +65,16 @@ def get_global_step(graph: Graph | None = None) -> Any:
 
 
 def create_global_step(graph: Graph | None = None) -> Variable:
-    """Return a new variable `global_step` of int64, which begins at 0.
+    """Return a new int64 variable `global_step`, which starts at 0.
 
     Args:
-        graph: The graph, by default the default one.
+        graph: The graph, by default the default graph.
 
     Returns:
         A Variable, in the collections GLOBAL_VARIABLES and GLOBAL_STEP. It is not trainable.
 
     Raises:
-        GraphError: the graph has such a variable; a ValueError.
+        GraphError: the graph already has a global step. The error is a ValueError.
 
     Source: `tf.train.create_global_step`.
 
@@ -91,13 +92,13 @@ def create_global_step(graph: Graph | None = None) -> Variable:
 
 
 def get_or_create_global_step(graph: Graph | None = None) -> Any:
-    """Return the variable that counts the steps, made if there is none.
+    """Return the variable that counts the steps, and make it if needed.
 
     Args:
-        graph: The graph, by default the default one.
+        graph: The graph, by default the default graph.
 
     Returns:
-        A Variable, as `create_global_step` makes it.
+        The Variable; see `create_global_step`.
 
     Raises:
         GraphError: several variables are in the collection GLOBAL_STEP.
@@ -118,7 +119,7 @@ def get_or_create_global_step(graph: Graph | None = None) -> Any:
 
 
 def global_step(sess: Runs, global_step_tensor: TensorLike) -> int:
-    """Return the value of a count of steps in a session.
+    """Return the value of a global step in a session.
 
     Args:
         sess: The session.
@@ -128,7 +129,7 @@ def global_step(sess: Runs, global_step_tensor: TensorLike) -> int:
         An int.
 
     Raises:
-        tf.errors.FailedPreconditionError: the variable has no value yet.
+        tf.errors.FailedPreconditionError: the variable is not initialized.
 
     Source: `tf.train.global_step`.
 
@@ -148,7 +149,7 @@ def assert_global_step(global_step_tensor: TensorLike) -> None:
         global_step_tensor: The Variable, or a tensor.
 
     Raises:
-        ArgumentError: it has another dtype or rank; a TypeError.
+        ArgumentError: the tensor has another dtype or rank. The error is a TypeError.
 
     Source: `tf.train.assert_global_step`.
 
@@ -160,14 +161,14 @@ def assert_global_step(global_step_tensor: TensorLike) -> None:
         raise ArgumentError(f"a global step is a scalar of integers, got {step}")
 
 
-# -- learning rates that change with the step -----------------------------------------------------
+# -- learning rate schedules ----------------------------------------------------------------------
 
 
 @contextmanager
 def _as_tensors(
     default: str, name: str | None, rate: Number, step: Number | None, *rest: Number
 ) -> Iterator[tuple[Any, ...]]:
-    """Open a scope, and give its name, then the numbers as tensors of the rate's dtype."""
+    """Open a scope, and yield its name and the numbers as tensors of the rate's dtype."""
     if step is None:
         raise GraphError(f"global_step is required for {default}.")
     with current_graph().name_scope(name or default) as scope:
@@ -193,7 +194,7 @@ def exponential_decay(
     """Return `learning_rate * decay_rate ** (global_step / decay_steps)`.
 
     Args:
-        decay_steps: The number of steps in which the rate is multiplied by `decay_rate` once.
+        decay_steps: The number of steps after which the rate is multiplied by `decay_rate`.
         decay_rate: The factor.
 
     Returns:
@@ -223,7 +224,7 @@ def natural_exp_decay(
     """Return `learning_rate * exp(-decay_rate * global_step / decay_steps)`.
 
     Args:
-        decay_steps: The unit of the steps.
+        decay_steps: The number of steps that form one unit of decay.
         decay_rate: The exponent per `decay_steps`.
 
     Returns:
@@ -253,8 +254,8 @@ def inverse_time_decay(
     """Return `learning_rate / (1 + decay_rate * global_step / decay_steps)`.
 
     Args:
-        decay_steps: The unit of the steps.
-        decay_rate: What the denominator grows by per `decay_steps`.
+        decay_steps: The number of steps that form one unit of decay.
+        decay_rate: The increase of the denominator per `decay_steps`.
 
     Returns:
         A tensor of the dtype of the learning rate.
@@ -284,15 +285,15 @@ def polynomial_decay(
 ) -> Tensor:  # fmt: skip
     """Return a rate that falls from `learning_rate` to `end_learning_rate` in `decay_steps`.
 
-    It is `(learning_rate - end) * (1 - global_step / decay_steps) ** power + end`, and `end` after
-    `decay_steps`.
+    The rate is `(learning_rate - end) * (1 - global_step / decay_steps) ** power + end`, and `end`
+    after `decay_steps`.
 
     Args:
         decay_steps: The number of steps to the end.
         end_learning_rate: The rate at the end.
-        power: The exponent; 1 is a straight line.
-        cycle: Begin again after `decay_steps`, from lower rates: let these become twice, three
-            times, … as many.
+        power: The exponent. 1 is a straight line.
+        cycle: Raise the rate again after `decay_steps`, by extending `decay_steps` to the next
+            multiple of it above `global_step`.
 
     Returns:
         A tensor of the dtype of the learning rate.
@@ -311,7 +312,7 @@ def polynomial_decay(
     """
     numbers = learning_rate, global_step, decay_steps, end_learning_rate, power
     with _as_tensors("PolynomialDecay", name, *numbers) as (scope, rate, step, steps, end, power):
-        if cycle:  # at step 0 the first cycle has begun, though 0 / steps is not an integer above 0
+        if cycle:  # the maximum makes step 0 a part of the first cycle
             steps = steps * tf_math.maximum(tf_math.ceil(step / steps), 1.0)
         else:
             step = tf_math.minimum(step, steps)
@@ -322,11 +323,11 @@ def cosine_decay(
     learning_rate: Number, global_step: Number, decay_steps: Number, alpha: Number = 0.0,
     name: str | None = None,
 ) -> Tensor:  # fmt: skip
-    """Return a rate that falls along half a cosine wave, from `learning_rate` to `alpha` times it.
+    """Return a rate that falls along half a cosine wave, to `alpha * learning_rate`.
 
     Args:
-        decay_steps: The number of steps to the end, after which the rate stays.
-        alpha: The last rate, as a fraction of the first.
+        decay_steps: The number of steps to the end. After them the rate is constant.
+        alpha: The final rate as a fraction of the initial rate.
 
     Returns:
         A tensor of the dtype of the learning rate.
@@ -354,19 +355,21 @@ def piecewise_constant(
     x: TensorLike, boundaries: Sequence[TensorLike], values: Sequence[TensorLike],
     name: str | None = None,
 ) -> Tensor:  # fmt: skip
-    """Return the value of the piece in which x lies.
+    """Return the value of the piece that contains x.
 
     Args:
-        x: The number of steps done: a tensor, Variable or number.
-        boundaries: The last x of each piece but the last, increasing: numbers or tensors of x's
-            dtype.
-        values: The values of the pieces, one more than boundaries: numbers or tensors of one dtype.
+        x: The number of completed steps: a tensor, Variable or number.
+        boundaries: The last x of each piece but the last, in increasing order. They are numbers or
+            tensors of x's dtype.
+        values: The values of the pieces, one more than boundaries. They are numbers or tensors of
+            one dtype.
 
     Returns:
         A tensor of the dtype of the values.
 
     Raises:
-        GraphError: there is not one value more than boundaries; a ValueError.
+        GraphError: the number of values is not the number of boundaries plus one. The error is a
+            ValueError.
         DTypeError: an argument cannot become a tensor, or a boundary has another dtype than x.
 
     Source: `tf.train.piecewise_constant`.
@@ -396,7 +399,7 @@ def piecewise_constant(
 
 
 def _zeros_for(v: Readable) -> Any:
-    """Zeros of the shape of a tensor, which need not be computed for them."""
+    """Return zeros of the shape of a tensor, without computing the tensor."""
     x = convert_to_tensor(v)
     if not x.shape.is_fully_defined():
         raise GraphError(f"the shape of {x} must be known for its moving average")
@@ -404,16 +407,16 @@ def _zeros_for(v: Readable) -> Any:
 
 
 class ExponentialMovingAverage:
-    """Averages of variables in which the past weighs less and less.
+    """Moving averages of variables with exponential decay.
 
-    `average -= (1 - decay) * (average - variable)` is what each update does.
+    Each update is `average -= (1 - decay) * (average - variable)`.
 
     Args:
         decay: The weight of the past, a number or a tensor.
         num_updates: A step count. With it the decay is at most
             `(1 + num_updates) / (10 + num_updates)`, so that averages move faster at first.
-        zero_debias: Must be False: True is an ArgumentError, which says what to do instead.
-        name: The name of the scope, and of the averages after that of their variable.
+        zero_debias: Must be False. True raises ArgumentError, which names an alternative.
+        name: The name of the scope. The name of an average is its variable's name and this name.
 
     Source: `tf.train.ExponentialMovingAverage`.
 
@@ -435,8 +438,8 @@ class ExponentialMovingAverage:
     ) -> None:  # fmt: skip
         if zero_debias:
             raise ArgumentError(
-                "zero_debias=True is not offered: average variables, which begin at their initial "
-                "values, or divide the average by 1 - decay ** updates"
+                "zero_debias=True is not supported: average variables, which start at their "
+                "initial values, or divide the average by 1 - decay ** updates"
             )
         self._decay = decay
         self._num_updates = num_updates
@@ -445,13 +448,14 @@ class ExponentialMovingAverage:
 
     @property
     def name(self) -> str:
-        """The name of the scope, and of the averages after that of their variable."""
+        """The name of the scope. Names of averages end with it."""
         return self._name
 
     def apply(self, var_list: Sequence[TensorLike] | None = None) -> Operation:
-        """An op that updates the averages of variables (by default all trainable) or tensors.
+        """Return an op that updates the averages of variables or tensors.
 
-        The average of a variable begins at its initial value, that of a tensor at 0.
+        The default is all trainable variables. The average of a variable starts at the variable's
+        initial value. The average of a tensor starts at 0.
         """
         listed = trainable_variables() if var_list is None else list(var_list)
         for v in listed:
@@ -464,7 +468,7 @@ class ExponentialMovingAverage:
             return group(*[self._update(v) for v in listed], name=scope)
 
     def _new(self, v: Any) -> Variable:
-        """The average of a variable or tensor, as a variable."""
+        """Make the average of a variable or tensor, which is a variable."""
         graph = get_default_graph()
         if isinstance(v, Variable):
             graph.add_to_collections([GraphKeys.MOVING_AVERAGE_VARIABLES], v)
@@ -483,17 +487,20 @@ class ExponentialMovingAverage:
         return average.assign_sub((average - now) * (1.0 - decay))
 
     def average(self, var: Readable) -> Variable | None:
-        """The variable that holds the average of another, None if there is none."""
+        """Return the variable with the average of another variable, or None."""
         return self._averages.get(var)
 
     def average_name(self, var: Any) -> str:
-        """The name that the average of a variable has, or would have."""
+        """Return the name of the average of a variable, even before the average exists."""
         return f"{var.op.name}/{self._name}"
 
     def variables_to_restore(
         self, moving_avg_variables: Iterable[Variable] | None = None
     ) -> dict[str, Variable]:
-        """For `Saver`: variables by the names of their averages, others by their own."""
+        """Return a dict for `Saver` that restores averaged variables from their averages.
+
+        The keys are the names of the averages, and the variables' own names for other variables.
+        """
         averaged = moving_avg_variables
         if averaged is None:
             kept = get_default_graph().get_collection(GraphKeys.MOVING_AVERAGE_VARIABLES)

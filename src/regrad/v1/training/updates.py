@@ -1,4 +1,4 @@
-"""Ops by which optimizers change variables: one reads a variable and its slots, and writes all."""
+"""Ops that optimizers use to change variables. One op updates a variable and its slots."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from regrad.v1.graph.variables import Variable, read_state, state_op
 
 
 def update_op(type: str, states: int) -> Callable[[Callable[..., Any]], Op]:
-    """Make a formula an op, whose first `states` inputs are variables.
+    """Make an op from a formula. The first `states` inputs of the op are variables.
 
     A formula takes the namespace of the arrays, the old values of a variable and of its slots,
-    numbers, and the gradient, and returns the new values. Names and order are those of
-    TensorFlow's op; what is keyword-only are its attributes.
+    numbers, and the gradient, and returns the new values. Its parameters have the names and order
+    of the inputs of TensorFlow's op. Keyword-only parameters are attributes of the op.
     """
 
     def make(formula: Callable[..., Any]) -> Op:
@@ -40,7 +40,7 @@ def update_op(type: str, states: int) -> Callable[[Callable[..., Any]], Op]:
 
 
 def _kernel(formula: Callable[..., Any], states: int, grad: int) -> Callable[..., Any]:
-    """Apply the formula to the variables of a run; with indices, to those rows alone."""
+    """Make a kernel that applies the formula to variables. With indices it updates only rows."""
 
     def kernel(run: PlanRun, *xs: Any, keys: Sequence[str], **options: Any) -> Any:
         *args, indices = xs
@@ -78,21 +78,21 @@ def _update_rows(
 def _select_rows(
     xp: Any, new: Sequence[Any], old: Sequence[Any], indices: Sequence[Any]
 ) -> list[Any]:
-    """Return new values in the rows of the indices alone, whose number is not to depend on them."""
+    """Return new values in the rows of the indices, old values elsewhere, in static shapes."""
     rows = xp.concatenate([xp.ravel(i) for i in indices])
     touched = xp.zeros(old[0].shape[0], bool).at[rows].set(True)
     masks = [xp.expand_dims(touched, tuple(range(1, value.ndim))) for value in old]
     return [xp.where(m, n, o) for m, n, o in zip(masks, new, old, strict=True)]
 
 
-# -- the rows that a gradient touches ------------------------------------------------------------
+# -- sparse updates ------------------------------------------------------------------------------
 
 
 def find_rows(gradient: Tensor) -> list[Tensor]:
-    """Return the indices of the rows of a gradient that may not be zero, if it is one of gathers.
+    """Return the indices of the rows that may be nonzero, if the gradient comes only from gathers.
 
-    TensorFlow's gradient of a gather is a list of rows, and some optimizers leave the state of
-    all other rows alone.
+    TensorFlow's gradient of a gather is a list of rows, and some optimizers do not change the state
+    of the other rows.
     """
     found: list[Tensor] = []
     stack = [gradient._symbol.node]
@@ -110,19 +110,19 @@ def find_rows(gradient: Tensor) -> list[Tensor]:
 
 
 def _adds_rows(node: Node) -> bool:
-    """Return whether an op puts rows into zeros, at its second input."""
+    """Return whether an op adds rows to zeros, at indices that are its second input."""
     if node.op.type == "ScatterAdd":
         return node.attrs["axis"] == 0 == node.attrs["batch_dims"]
     return node.op.type == "UnsortedSegmentSum"
 
 
-# -- putting an op down --------------------------------------------------------------------------
+# -- adding an op --------------------------------------------------------------------------------
 
 
 def add_update(
     op: Op, states: Sequence[Variable], values: Sequence[Tensor], options: Mapping[str, Any]
 ) -> Tensor:
-    """Add an op that changes variables to the graph; its value is that of the first one."""
+    """Add an op that changes variables. Its value is the new value of the first variable."""
     xs = [*[v._ref()._tensor for v in states], *[x._read() for x in values]]
     ref = states[0]._ref()._symbol
     attrs = {"keys": tuple([v._key for v in states]), **options}

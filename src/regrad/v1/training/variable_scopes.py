@@ -1,4 +1,4 @@
-"""`get_variable`: variables by name, in scopes that make or share them."""
+"""`get_variable`, which makes or shares variables by name, and variable scopes."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ __all__ = [
 ]  # fmt: skip
 
 Regularizer = Callable[[Any], Any] | None
-# An initializer or its class, a function that makes the value, or the value.
+# An initializer or its class, a function that returns the value, or the value.
 Initial = Callable[..., Any] | TensorLike | None
 
 
 class AutoReuse:
-    """The value of `reuse` by which get_variable makes a variable, or finds the one it made."""
+    """The value of `reuse` with which get_variable makes a variable or returns an existing one."""
 
     def __repr__(self) -> str:
         return "AUTO_REUSE"
@@ -40,15 +40,16 @@ AUTO_REUSE = AutoReuse()
 
 
 class VariableScope:
-    """A scope of variable names, and what `get_variable` does in it by default.
+    """A scope of variable names, with the default arguments of `get_variable` in it.
 
-    `tf.variable_scope` makes it, and binds it by `as`.
+    `tf.variable_scope` makes the scope, and `as` binds it.
 
     Args:
-        name: The scope's name, under those of the scopes around.
-        reuse: Whether variables are found (True), made (False, None), or either (AUTO_REUSE).
-        defaults: What `get_variable` takes if it is given nothing: "initializer", "regularizer", …
-        name_scope: The name scope of its ops, with its slash.
+        name: The full name of the scope, which includes the names of the scopes around.
+        reuse: True to return existing variables, False or None to make new variables, AUTO_REUSE
+            for both.
+        defaults: Default arguments of `get_variable`, such as "initializer" and "regularizer".
+        name_scope: The name scope of ops in the scope, with its slash.
 
     Source: `tf.VariableScope`.
 
@@ -73,19 +74,19 @@ class VariableScope:
     dtype: property = property(lambda self: self.defaults.get("dtype") or dtypes.float32)
 
     def reuse_variables(self) -> None:
-        """Only find variables from here on."""
+        """Return only existing variables from now on."""
         self.reuse = True
 
     def set_initializer(self, initializer: Initial) -> None:
-        """The initializer for variables that are given none."""
+        """Set the default initializer of variables."""
         self.defaults["initializer"] = initializer
 
     def trainable_variables(self) -> list[Any]:
-        """The trainable variables whose names are in the scope."""
+        """Return the trainable variables in the scope."""
         return trainable_variables(self.name + "/")
 
     def global_variables(self) -> list[Any]:
-        """The variables whose names are in the scope."""
+        """Return the variables in the scope."""
         return global_variables(self.name + "/")
 
     def __repr__(self) -> str:
@@ -93,7 +94,7 @@ class VariableScope:
 
 
 def get_variable_scope() -> VariableScope:
-    """Return the innermost open variable scope; the root's name is empty.
+    """Return the innermost open variable scope. The name of the root scope is empty.
 
     Returns:
         The `VariableScope`.
@@ -121,25 +122,25 @@ def variable_scope(
     use_resource: bool | None = None, constraint: Callable[..., Any] | None = None,
     auxiliary_name_scope: bool = True,
 ) -> Generator[VariableScope]:  # fmt: skip
-    """Open a scope: variables that `get_variable` makes in it are named under it, and shared by it.
+    """Open a scope in which `get_variable` names variables under the scope and can share them.
 
-    Ops get the scope as a name scope too.
+    The scope is also a name scope of ops.
 
     Args:
         name_or_scope: A name, or a VariableScope to enter again.
-        default_name: The name, if `name_or_scope` is None; it is numbered if it was used before.
+        default_name: The name, if `name_or_scope` is None. A number is added if the name is used.
         values: Without effect.
         initializer, regularizer, constraint, dtype, custom_getter, use_resource: The defaults of
             `get_variable` in the scope.
-        reuse: True finds variables that exist, `tf.AUTO_REUSE` makes those that do not, too.
-        auxiliary_name_scope: Whether ops get the scope as a name scope.
+        reuse: True returns existing variables. `tf.AUTO_REUSE` also makes missing variables.
+        auxiliary_name_scope: Whether the scope is also a name scope of ops.
         caching_device, partitioner: Without effect.
 
     Returns:
-        A context manager, which binds the VariableScope by `as`.
+        A context manager. `as` binds the VariableScope.
 
     Raises:
-        ArgumentError: there is neither a name nor a default name.
+        ArgumentError: both the name and the default name are missing.
 
     Source: `tf.variable_scope`.
 
@@ -187,7 +188,7 @@ def variable_scope(
 
 
 def _unused_scope(graph: Graph, outer: str, name: str) -> str:
-    """Return `conv`, `conv_1`, …: the first that has not been opened in this scope."""
+    """Return the first of `conv`, `conv_1`, … that was not opened in this scope."""
     prefix = f"{outer}/" if outer else ""
     names = itertools.chain([name], (f"{name}_{i}" for i in itertools.count(1)))
     return next(found for found in names if not graph.scope_counts.get(prefix + found))
@@ -202,25 +203,26 @@ def get_variable(
     use_resource: bool | None = None, custom_getter: Callable[..., Any] | None = None,
     constraint: Callable[..., Any] | None = None,
 ) -> Variable:  # fmt: skip
-    """Return the variable of a name in the current scope: a new one, or an old one if it reuses.
+    """Return a variable by name: a new variable, or an existing one if the scope reuses variables.
 
     Args:
-        name: The name, under that of the variable scope.
+        name: The name in the current variable scope.
         shape: The shape, unless the initializer is a tensor or an array.
-        dtype: The dtype, by default the scope's, float32.
-        initializer: A function of (shape, dtype), a tensor or an array; by default Glorot's
-            uniform one for floats, zeros for integers.
-        regularizer: A function of the variable, whose result joins REGULARIZATION_LOSSES.
+        dtype: The dtype, by default the scope's dtype, or float32.
+        initializer: A function of (shape, dtype), a tensor or an array. By default Glorot's uniform
+            initializer for floats, zeros for integers.
+        regularizer: A function of the variable. Its result is added to REGULARIZATION_LOSSES.
         trainable, collections, validate_shape, constraint, use_resource: See `tf.Variable`.
-        custom_getter: Called in the place of this function, with it as the first argument.
+        custom_getter: A function to call instead, with the original getter as the first argument.
         caching_device, partitioner: Without effect.
 
     Returns:
         The Variable.
 
     Raises:
-        GraphError: the variable exists and is not to be reused, does not exist and is, or has
-            another shape or dtype than asked for; or the shape of a new one is not known.
+        GraphError: the variable exists but the scope does not reuse variables, it does not exist
+            but the scope only reuses variables, its shape or dtype differs from the argument, or
+            the shape of a new variable is not known.
 
     Source: `tf.get_variable`.
 
@@ -279,7 +281,7 @@ def _make(
     initializer = initializer if initializer is not None else scope.initializer
     regularizer = regularizer or scope.regularizer
     value = _initial_value(full, shape, dtype or scope.dtype, initializer, dtype is not None)
-    with graph.name_scope(None):  # the variable's scope is in its name already
+    with graph.name_scope(None):  # the name already contains the scope
         variable = Variable(value, trainable is not False, name=full, **options)
     graph.variables_by_name[full] = variable
     if regularizer is not None:
@@ -293,7 +295,7 @@ def _make(
 def _initial_value(
     full: str, shape: ShapeLike, dtype: dtypes.DTypeLike, initializer: Any, fixed: bool
 ) -> Any:
-    """Return the initial value, or a function that makes it."""
+    """Return the initial value, or a function that returns it."""
     dtype = dtypes.as_dtype(dtype)
     if initializer is not None and not callable(initializer):
         if shape is not None:
@@ -317,7 +319,7 @@ def _initial_value(
 
 
 def _takes_nothing(function: Any) -> bool:
-    """Return whether a function is called without arguments (an initializer may be)."""
+    """Return whether a function can be called without arguments, as an initializer may be."""
     if function is None or isinstance(function, type):
         return False
     parameters = inspect.signature(function).parameters.values()
@@ -335,14 +337,14 @@ def variable_op_scope(
     Args:
         values: Without effect.
         name_or_scope: A name, or a VariableScope to enter again.
-        default_name: The name, if `name_or_scope` is None; it is numbered if it was used before.
-        **options: Those of `variable_scope`.
+        default_name: The name, if `name_or_scope` is None. A number is added if the name is used.
+        **options: Other arguments of `variable_scope`.
 
     Returns:
-        A context manager, which binds the VariableScope by `as`.
+        A context manager. `as` binds the VariableScope.
 
     Raises:
-        ArgumentError: there is neither a name nor a default name.
+        ArgumentError: both the name and the default name are missing.
 
     Source: `tf.variable_op_scope`.
 
@@ -355,7 +357,7 @@ def variable_op_scope(
 
 
 def no_regularizer(_: object) -> None:
-    """Return None: a regularizer that adds nothing, for scopes whose default is another.
+    """Return None. This regularizer adds nothing, even in a scope with a default regularizer.
 
     Source: `tf.no_regularizer`.
 
