@@ -222,7 +222,7 @@ NUMBERS = [
     *[(lambda key=key: random.normal(key, (2,)), ArgumentError, "the key must be a NumPy Generator")
       for key in (None, True, 1.5, "seed", np.zeros(2), rg.zeros((2,)))],
     (lambda: random.normal(0, (2,), dtype=np.int32), DTypeError,
-     "normal: the dtype must be one of floats, got int32"),
+     "normal: the dtype must be a float dtype, got int32"),
     (lambda: random.normal(0, (3,), rg.zeros((2,))),
      r"shapes \(2,\) do not broadcast to the shape \(3,\)"),
     (lambda: random.uniform(0, (3,), rg.zeros((4, 3))),
