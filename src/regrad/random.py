@@ -443,9 +443,7 @@ class NumpySource:
         if name == "gumbel":
             return np.asarray(self.generator.gumbel(size=shape)).astype(dtype)
         method = {"uniform": "random"}.get(name, f"standard_{name}")
-        exact = (
-            dtype if dtype in (np.float32, np.float64) else FLOAT
-        )  # a Generator has no others
+        exact = dtype if dtype in (np.float32, np.float64) else FLOAT  # a Generator's dtypes
         noise = getattr(self.generator, method)(shape, dtype=exact)
         return np.asarray(noise).astype(dtype, copy=False)
 

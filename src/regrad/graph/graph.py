@@ -574,7 +574,7 @@ def refuse_once(graph: OpGraph, called: str) -> None:
     if graph.outer is not None:
         raise GraphError(
             f"order=1: {called!r} is created in a branch or loop of the graph, where the rule "
-            "would also apply to the second derivative. Let rules hold at every order (order=None), "
+            "would also apply to the second derivative. Let rules hold at every order (order=None) "
             "or write the loop in Python."
         )
 
