@@ -2,7 +2,7 @@
 
 The network has activations of -1 and 1. Its `sign` trains with a straight-through estimator, a rule
 that a scope activates. The network and the code that distributes it need no change: each process
-opens the scope around its own training. The hits are counted per process; `gather` and
+opens the scope around its own training. Each process counts its own hits; `gather` and
 `assert_fired(group=…)` combine all processes.
 
 Run:     torchrun --nproc-per-node 2 examples/at_scale_torch.py      (some seconds)

@@ -109,7 +109,7 @@ LATER = graph_op(
 
 
 def differentiated(call: Later, count: int, places: Sequence[int], reached: Sequence[int]) -> Later:
-    """Return the gradients of the inputs at `places`, from those of the outputs at `reached`.
+    """Return the gradients of the inputs at `places`, from gradients of the outputs at `reached`.
 
     Inputs without a connection get zeros.
     """
@@ -270,7 +270,7 @@ def _call_later(f: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, 
 
 
 def _in_force(xs: Sequence[Tensor]) -> dict[str, Any]:
-    """Return the overrides by op type for ops made here, including those of the graph."""
+    """Return the overrides by op type for ops made here, including the graph's overrides."""
     state = current()
     if state is None or not state.overrides:
         return {}

@@ -305,7 +305,7 @@ def _(dy, x, approximate):
     return dy * (0.5 * erfc(-SQRT_HALF * x) + x * density)
 
 
-# Beyond this bound the density is 0 in every dtype. The cube of the bound does not overflow.
+# Beyond this bound the density is 0 in every dtype. Its cube overflows in no dtype.
 GELU_ENDS = 40
 SQRT_HALF = math.sqrt(0.5)
 TANH_SLOPE = 2 * math.sqrt(2 / math.pi)

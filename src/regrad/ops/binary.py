@@ -426,7 +426,7 @@ def where(xp, condition: TensorLike, a: TensorLike, b: TensorLike, /) -> Tensor:
     """Return `a` where `condition` is true (not 0), and `b` elsewhere.
 
     The gradient is masked, never multiplied, so a NaN in the branch that is not taken does not
-    spread here. An earlier op may still turn it into a NaN (`0 * inf`). In that case guard the
+    spread here. The gradient of an earlier op may still be NaN (`0 * inf`). In that case guard the
     input as well: `where(x > 0, log(where(x > 0, x, 1)), 0)`.
 
     Args:

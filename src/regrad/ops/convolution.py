@@ -337,8 +337,8 @@ def conv2d_transpose(
     """Return the adjoint of `conv2d`: its gradient with respect to the images, as a separate op.
 
     Args:
-        x: Images, (batch, height, width, in), or one image without the batch axis. The shape is
-            the one that `conv2d` returns for images of shape `output_shape`.
+        x: Images, (batch, height, width, in), or one image without the batch axis. Its shape
+            is the shape of `conv2d`'s result for images of shape `output_shape`.
         w: The filter, (height, width, out, in).
         output_shape: The shape of the result, (batch, height, width, out), or without the
             batch axis if x has none.

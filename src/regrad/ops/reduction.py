@@ -306,7 +306,7 @@ def _place(xp: Namespace, name: str, x: Array, axis: int | None, keepdims: bool)
     axis = axis if axis is None else normalized_axis(axis, x.ndim)
     if 0 in (shape if axis is None else (shape[axis],)):
         raise ShapeError(
-            f"{name} of no elements is undefined; x has the shape {shape} and the axis is {axis}"
+            f"{name}: undefined for no elements; x has the shape {shape} and the axis is {axis}"
         )
     if x.dtype == xp.bool:
         x = backends.cast(xp, x, np.uint8)

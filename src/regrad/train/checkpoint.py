@@ -100,7 +100,7 @@ def list_variables(path: str | os.PathLike[str]) -> dict[str, Stored]:
     Args:
         path: The file.
 
-    `list_variables` reads only the header, so it is also fast for a file of many GB.
+    `list_variables` reads only the header, so a file of many GB also takes little time.
 
     Raises:
         MissingPackageError: safetensors is not installed.
