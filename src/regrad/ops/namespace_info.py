@@ -34,7 +34,7 @@ class NamespaceInfo:
         return ["cpu", *_jax_devices(), *_torch_devices()]
 
     def default_dtypes(self, *, device: Any = None) -> dict[str, np.dtype]:
-        """Return the default dtypes."""
+        """Return the dtypes of results that no argument determines."""
         return {
             "real floating": get_default_dtype(),
             "complex floating": complex_dtype(),

@@ -33,7 +33,7 @@ def batch_norm(
         mean: The mean, which broadcasts to x's shape, e.g. one value per channel.
         variance: The variance, which broadcasts to x's shape.
         offset: Added at the end; broadcasts to x's shape. None adds nothing.
-        scale: Multiplies the normalized input; broadcasts to x's shape. None multiplies by nothing.
+        scale: Multiplies the normalized input; broadcasts to x's shape. None omits it.
         epsilon: Added to the variance to avoid division by zero.
 
     Returns:

@@ -184,7 +184,7 @@ def _lines(t: TensorLike) -> list[str]:
 
 
 def _plain(t: TensorLike) -> np.ndarray:
-    """Return the values as a dtype whose elements are Python numbers, unlike bfloat16."""
+    """Return the values. bfloat16 becomes float32, as its elements are not Python numbers."""
     values = t._values()
     return values.astype(np.float32) if values.dtype.kind == "V" else values
 

@@ -43,7 +43,7 @@ def smaller(m: Size, n: Size) -> Size:
 
 
 def merge(shapes: Iterable[Sequence[Size]]) -> tuple[Size, ...]:
-    """Merge shapes that must be equal. A size is known if any of the shapes knows it."""
+    """Merge shapes that must be equal. A size is known if it is known in any shape."""
     first, *others = shapes
     for other in others:
         if unlike(first, other):

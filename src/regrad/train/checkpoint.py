@@ -44,7 +44,7 @@ def save(
 
     Args:
         path: The file, e.g. `model.safetensors`. An existing file stays intact until the new file
-            is complete. The new file gets its mode. If the path is a symbolic link, `save`
+            is complete. The new file gets the old mode. If the path is a symbolic link, `save`
             replaces the target of the link.
         variables: Variables, which are stored under their names, or a dict from names to
             Variables. (Default names count the variables of a program. Set the names of variables
@@ -183,7 +183,7 @@ def _opened(path: str, api: str) -> Iterator[tuple[Any, dict[str, str]]]:
         yield file, dict(file.metadata() or {})
 
 
-# -- arrays in the form of the format --------------------------------------------------------------
+# -- arrays in the file format ---------------------------------------------------------------------
 
 
 def _encode(array: np.ndarray, viewed: bool) -> np.ndarray:
@@ -246,7 +246,7 @@ def _taken_checksums(notes: dict[str, str], names: set[str]) -> dict[str, str] |
         raise ValueError("the metadata are not those that were saved (checksum)")
     checksums = json.loads(notes.pop(CHECKSUMS, "{}"))
     if checksums.keys() != names:
-        raise ValueError("the names of its arrays are not those of its checksums")
+        raise ValueError("the names of its arrays do not match its checksums")
     return checksums
 
 
@@ -282,7 +282,7 @@ def _check(
     if wrong:
         raise CheckpointError(
             f"restore: {path} does not fit the variables: {'; '.join(sorted(wrong))}. Nothing was "
-            "restored. Give the variables that were saved, or a dict {name in the file: variable}; "
+            "restored. Pass the variables that were saved, or a dict {name in the file: variable}; "
             "strict=False restores what is in both."
         )
 
@@ -332,14 +332,14 @@ def _by_name(variables: Variables, api: str) -> dict[str, Variable]:
         if not isinstance(v, Variable) or not isinstance(name, str):
             raise ArgumentError(
                 f"{api}(path, variables) takes a list of Variables, or a dict from names to "
-                f"Variables, got {kind(v)}; of a Module give module.variables"
+                f"Variables, got {kind(v)}; for a Module pass module.variables"
             )
         if name in RESERVED:
             raise ArgumentError(f"{api}: {name!r} means something else in the format; rename it")
         if name in named:
             raise ArgumentError(
-                f"{api}: two variables are called {name!r}. Give them names of their own (of "
-                "optimizers: Optimizer(…, name=…)), or a dict from names to variables."
+                f"{api}: two variables are called {name!r}. Rename one of them (for "
+                "optimizers: Optimizer(…, name=…)), or pass a dict from names to variables."
             )
         if is_traced(v.value._data):
             raise StateError(
@@ -354,7 +354,7 @@ def _notes(metadata: Mapping[str, str]) -> dict[str, str]:
     for key, value in metadata.items():
         if not isinstance(key, str) or not isinstance(value, str) or key in RESERVED:
             raise ArgumentError(
-                "save: metadata is a dict from strings to strings (for more, json.dumps), got "
+                "save: metadata must be a dict from strings to strings (for more, json.dumps), got "
                 f"{key!r}: {value!r:.60}"
             )
     return dict(metadata)

@@ -211,7 +211,7 @@ class Optimizer:
             GradientError: all gradients are missing, or a gradient or variable is being
                 differentiated (the step of an optimizer has no gradient).
             ShapeError, DTypeError: a gradient does not match its variable.
-            StateError: the state exists for other variables, or not yet, inside a compiled
+            StateError: the state exists for other variables, or would be made inside a compiled
                 function.
 
         >>> import optax
@@ -288,7 +288,7 @@ class Optimizer:
             return self._pairs_by_name(grads, var_list)
         if var_list is not None:
             raise ArgumentError(
-                "apply_gradients: pairs (gradient, variable) have their variables; var_list goes "
+                "apply_gradients: pairs (gradient, variable) name their variables; var_list goes "
                 "with a dict of gradients. Write apply_gradients(zip(gradients, variables))"
             )
         pairs = [_pair(p) for p in grads]
