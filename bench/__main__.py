@@ -1,6 +1,6 @@
-"""Run the measures and write them down: `python -m bench [SUITE] [--quick] [--only NAME]`.
+"""Run the measures and record the results: `python -m bench [SUITE] [--quick] [--only NAME]`.
 
-`python -m bench page` makes docs/benchmarks.md anew from what is written down.
+`python -m bench page` rewrites docs/benchmarks.md from the records.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ SUITES = {
     "torch": "bench.foreign_torch",
     "compiled": "bench.compiled_torch",
     "jax": "bench.foreign_jax",
-    "applied": "bench.applied",  # by its name only: it has an extra of its own
+    "applied": "bench.applied",  # runs only by name, because it needs an extra
 }
 FULL = Effort(rounds=31, seconds=0.02, calls=10_000)
 QUICK = Effort(rounds=7, seconds=0.005, calls=1_000)
@@ -39,11 +39,11 @@ def main() -> None:
     os.environ["REGRAD_BENCH_DEVICE"] = options.device
     suites = chosen(options.suite, options.only)
     load = os.getloadavg()[0]
-    gc.freeze()  # the peers' own objects are not to be looked through during a measure
+    gc.freeze()  # collections during a measure must not scan the peers' own objects
     rows = run(suites, QUICK if options.quick else FULL)
     print(report.summary([row for found in rows.values() for row in found]))
     if options.quick or options.only:
-        print("A part or a quick run is not written down; `python -m bench` writes one.")
+        print("A part or a quick run is not recorded; `python -m bench` records a run.")
         return
     part = f"-{options.suite}" if options.suite else ""
     part += f"-{options.device}" if options.device != "cpu" else ""
@@ -51,7 +51,7 @@ def main() -> None:
     path.parent.mkdir(exist_ok=True)
     path.write_text(report.markdown(rows, load), encoding="utf-8")
     page.write()
-    print(f"Written to bench/results/{path.name}, and docs/benchmarks.md made anew")
+    print(f"Written to bench/results/{path.name}; docs/benchmarks.md is updated")
 
 
 def arguments() -> argparse.Namespace:
@@ -64,18 +64,18 @@ def arguments() -> argparse.Namespace:
 
 
 def chosen(suite: str | None, names: list[str] | None) -> dict[str, list[Measure]]:
-    """The measures of these names, or all, of one suite or of all; by suite."""
+    """Return the measures with these names, or all, of one suite or of all suites, by suite."""
     asked = [suite] if suite else [name for name in SUITES if name != "applied"]
     found = {s: importlib.import_module(SUITES[s]).MEASURES for s in asked}
     known = [name for measures in found.values() for name in measures]
     unknown = [n for n in names or () if n not in known]
     if unknown:
-        sys.exit(f"no measure is called {', '.join(unknown)}; there are {', '.join(known)}")
+        sys.exit(f"unknown measures {', '.join(unknown)}; known are {', '.join(known)}")
     return {s: [m for n, m in ms.items() if not names or n in names] for s, ms in found.items()}
 
 
 def run(suites: dict[str, list[Measure]], effort: Effort) -> dict[str, list[Row]]:
-    """The rows of all measures by suite, printed as they come."""
+    """Run all measures and return their rows by suite. Rows are printed as they finish."""
     print(report.line(report.HEADER))
     rows: dict[str, list[Row]] = {}
     for suite, measures in suites.items():

@@ -1,7 +1,8 @@
-"""Networks of other people's libraries under a rule for a Function of theirs, and in an empty mode.
+"""Networks of third-party libraries under a rule for one of their Functions, and in an empty mode.
 
-The rules compute what the libraries' own backward passes do, so that both have the same gradients,
-and the difference is the cost of the scope. The libraries are in the extra `bench-applied`.
+The rules compute the same as the libraries' own backward passes. So both sides have the same
+gradients, and the difference is the cost of the scope. The libraries are in the extra
+`bench-applied`.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from bench.measures import Speed
 from bench.report import Measure
 
 STEPS, BATCH, WIDTH = 25, 16, 64
-Layer = Callable[[torch.Tensor, Any], tuple[torch.Tensor, Any]]  # currents, state: spikes, state
+Layer = Callable[[torch.Tensor, Any], tuple[torch.Tensor, Any]]  # currents, state -> spikes, state
 
 
 def atan(dy: torch.Tensor, input_: torch.Tensor, alpha: float) -> torch.Tensor:
@@ -42,7 +43,7 @@ def as_it_is(dy: torch.Tensor) -> torch.Tensor:
 
 
 class Lsq(torch.autograd.Function):
-    """Four bits with a learned step (Esser et al. 2020), as one writes it for torch."""
+    """Four bits with a learned step (Esser et al. 2020), in the usual form for torch."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, step: torch.Tensor) -> torch.Tensor:
@@ -84,7 +85,7 @@ def of_norse() -> Layer:
 
 
 def functions_of(y: torch.Tensor) -> dict[str, Any]:
-    """Return the Functions that made a tensor, by name: libraries do not export all of theirs."""
+    """Return the Functions that made a tensor, by name. Libraries do not export all of them."""
     found, seen, nodes = {}, set(), [y.grad_fn]
     while nodes:
         node = nodes.pop()
@@ -97,7 +98,7 @@ def functions_of(y: torch.Tensor) -> dict[str, Any]:
 
 
 def under_a_rule(run: Callable[[], torch.Tensor], name: str, rule: Any, x: Any) -> Contestants:
-    """A forward and a backward pass, under a rule for the Function of a name and in a mode."""
+    """Forward and backward pass, under a rule for the Function of a name and in an empty mode."""
     torch.set_num_threads(1)
     rules = {functions_of(run())[name]: rule}
 
@@ -115,7 +116,7 @@ def under_a_rule(run: Callable[[], torch.Tensor], name: str, rule: Any, x: Any) 
 
 
 def spiking(make: Callable[[], Layer], name: str, rule: Any) -> Contestants:
-    """A layer of spiking neurons behind a dense one."""
+    """A layer of spiking neurons behind a dense layer."""
     torch.manual_seed(0)
     layer, dense = make(), nn.Linear(WIDTH, WIDTH)
     x = torch.rand(STEPS, BATCH, WIDTH) * 4

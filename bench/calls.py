@@ -1,7 +1,7 @@
-"""The call of a compiled function with next to nothing to compute, by what it is given.
+"""Calls of compiled functions with almost no computation, for different kinds of arguments.
 
-Both sides return before the result is there, and neither is waited for: what is measured is how
-long Python is kept. Each function does the same in both libraries.
+Both libraries return before the result is computed, and the suite does not wait for it. It measures
+the time that a call spends in Python. Each function does the same in both libraries.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def pair(
     f: Callable[..., Any], ours: tuple[Any, ...], theirs: tuple[Any, ...],
     static: tuple[str, ...] = (), **options: Any,
 ) -> Callable[[], Contestants]:  # fmt: skip
-    """The same function called in both libraries."""
+    """Return the calls of the same function in both libraries."""
 
     def contestants() -> Contestants:
         return {
@@ -66,7 +66,7 @@ def closed_over(ours: Any, theirs: Any) -> Callable[[], Contestants]:
 
 
 def updating() -> Contestants:
-    """A step that updates three parameters of four floats, which it may write over."""
+    """A step that updates three parameters of four floats, which it may overwrite."""
     variables = [rg.Variable(jnp.ones(4)) for _ in range(3)]
 
     @rg.jit

@@ -1,4 +1,4 @@
-"""Models under torch.compile: a rule against custom ops in an edited model, and compiling."""
+"""Models under torch.compile: a rule against custom ops in an edited model, and compile times."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from bench.foreign_torch import BATCH, DEVICE, SIZE, alike, done, guided_in_torc
 from bench.measures import Speed
 from bench.report import Measure
 
-# -- custom ops, as torch's documentation has one write them ---------------------------------------
+# -- custom ops, in the form of torch's documentation ----------------------------------------------
 
 
 @torch.library.custom_op("regrad_bench::guided", mutates_args=())
@@ -32,7 +32,7 @@ def gated(x: torch.Tensor) -> torch.Tensor:
 
 
 def gate_in_torch(dy: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-    """The half rule of layer-wise relevance: the gate of a SiLU is taken for a constant."""
+    """The half rule of layer-wise relevance: the gate of a SiLU is treated as a constant."""
     return dy * torch.sigmoid(x)
 
 
@@ -70,7 +70,7 @@ class Norm(nn.Module):
 
 
 class Llama(nn.Module):
-    """Attention with rotary places, and a gated layer, each behind an RMS norm."""
+    """Attention with rotary positions, and a gated layer, each behind an RMS norm."""
 
     def __init__(self, silu: nn.Module) -> None:
         super().__init__()
@@ -104,7 +104,7 @@ LLAMA: Made = Llama, (BATCH, LENGTH, WIDTH), nn.SiLU(), gated, "Silu", gate_in_t
 
 
 def step(made: Made, by_hand: bool = False, rules: Any = None) -> Callable[[], torch.Tensor]:
-    """A compiled step of gradient descent, ready to be called; it returns a gradient."""
+    """Return a compiled step of gradient descent, which returns a gradient."""
     net, shape, layer, op, *_ = made
     torch.set_num_threads(1)
     torch.manual_seed(0)
@@ -130,7 +130,7 @@ def steps(made: Made) -> Contestants:
 
 
 def compilations(made: Made) -> Contestants:
-    """Compiling anew, up to the first gradient; nothing is read from disk."""
+    """The time to compile a model up to the first gradient, without caches on disk."""
 
     def anew(rules: Any) -> Callable[[], torch.Tensor]:
         def run() -> torch.Tensor:

@@ -53,7 +53,7 @@ class TorchSquare(torch.autograd.Function):
 
 
 # -- value and gradient ----------------------------------------------------------------------
-# Each library by its leanest road, with what does not belong to the call made beforehand.
+# Each library uses its fastest mode, and work outside of the call is done beforehand.
 
 
 def in_regrad(f: Function, x: np.ndarray) -> Call:
@@ -127,7 +127,7 @@ def cubes() -> Contestants:
 
 
 def no_tape() -> Contestants:
-    """A thousand products, in a loop without a call around each."""
+    """A thousand products, in a loop that adds no call for each of them."""
     x, a, multiply = rg.tensor(SMALL), SMALL, np.multiply
 
     def regrad():

@@ -26,7 +26,7 @@ by_hand.defvjp(
 
 
 def loss(relu: Callable[[Any], Any]) -> Callable[..., Any]:
-    """Four layers of 256, and the mean square of what comes out."""
+    """Return a network of four layers of 256 whose loss is the mean square of the output."""
 
     def f(weights: list[Any], x: Any) -> Any:
         for w in weights:
@@ -37,7 +37,7 @@ def loss(relu: Callable[[Any], Any]) -> Callable[..., Any]:
 
 
 def step(f: Callable[..., Any]) -> Callable[[], Any]:
-    """One compiled step of gradient descent, ready to be called."""
+    """Return a compiled step of gradient descent."""
     keys = jax.random.split(jax.random.key(0), 5)
     weights = [jax.random.normal(k, (256, 256)) / 16 for k in keys[1:]]
     x = jax.random.normal(keys[0], (128, 256))
@@ -57,7 +57,7 @@ def steps() -> Contestants:
 
 
 def by_builtin() -> Contestants:
-    """The same rule by JAX's own gradient, and as a formula."""
+    """The same rule through JAX's own gradient (`builtin`), and as a formula."""
     net = loss(jnp.tanh)
     builtin = rg.jax.override(net, {"Tanh": lambda dy, builtin: 0.5 * builtin(dy)})
     formula = rg.jax.override(net, {"Tanh": lambda dy, y: 0.5 * dy * (1 - y * y)})

@@ -23,7 +23,7 @@ from bench.report import Measure, Row
 from bench.timing import Effort
 
 DEVICE = os.environ.get("REGRAD_BENCH_DEVICE", "cpu")  # `--device` of `python -m bench`
-BATCH, SIZE = (4, 64) if DEVICE == "cpu" else (64, 224)  # a GPU would wait for small ones
+BATCH, SIZE = (4, 64) if DEVICE == "cpu" else (64, 224)  # small batches do not fill a GPU
 STAGES = ((64, 64, 1), (64, 64, 1), (64, 128, 2), (128, 128, 1),
           (128, 256, 2), (256, 256, 1), (256, 512, 2), (512, 512, 1))  # fmt: skip
 
@@ -55,7 +55,7 @@ def resnet18(relu: nn.Module) -> nn.Module:
 
 
 class Guided(torch.autograd.Function):
-    """Guided ReLU as one writes it for torch."""
+    """Guided ReLU in the usual form for torch."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
@@ -78,7 +78,7 @@ def guided_in_torch(dy: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
 
 
 class Dense(nn.Module):
-    """A layer of a DenseNet: what it finds is put behind what it was given."""
+    """A layer of a DenseNet: it appends its output to its input."""
 
     def __init__(self, width: int, relu: nn.Module) -> None:
         super().__init__()
@@ -112,7 +112,7 @@ def perceptron(relu: nn.Module) -> nn.Module:
 
 
 def done(y: torch.Tensor) -> torch.Tensor:
-    """A result, when it has been computed."""
+    """Wait until a result has been computed, and return it."""
     if y.is_cuda:
         torch.cuda.synchronize()
     return y
@@ -125,9 +125,9 @@ def step(
     size: int = SIZE,
     mixed: bool = False,
 ) -> Callable[[], torch.Tensor]:
-    """A step of gradient descent, ready to be called; it returns the first layer's gradient.
+    """Return a step of gradient descent, which returns the first layer's gradient.
 
-    With `mixed`, it is of bfloat16 by autocast, and of channels last.
+    With `mixed`, it runs in bfloat16 by autocast, with channels last.
     """
     torch.set_num_threads(1)
     torch.manual_seed(0)
@@ -164,7 +164,7 @@ def overridden(rule: Any) -> Callable[[], Contestants]:
 
 
 def by_builtin() -> Contestants:
-    """The same rule by torch's own gradient, and as a formula."""
+    """The same rule through torch's own gradient (`builtin`), and as a formula."""
     formula, builtin = under(scaled_in_torch), under(lambda dy, builtin: 0.5 * builtin(dy))
     return alike({"regrad": step(nn.ReLU(), builtin), "formula": step(nn.ReLU(), formula)})
 
@@ -174,13 +174,13 @@ def scaled_in_torch(dy: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
 
 
 def in_place() -> Contestants:
-    """Hand-written code cannot be in place without editing the model; it is compared as it is."""
+    """ReLUs in place under a rule. Hand-written code would need an edited model, out of place."""
     ours = step(nn.ReLU(inplace=True), under(rg.rules.guided_relu))
     return alike({"regrad": ours, "Function": step(ByHand())})
 
 
 def as_trained(rule: Any) -> Contestants:
-    """In place, in mixed precision and with channels last; the Function is out of place."""
+    """In place, in mixed precision and with channels last. The Function is out of place."""
     ours = step(nn.ReLU(inplace=True), under(rule), mixed=True)
     return alike({"regrad": ours, "Function": step(ByHand(), mixed=True)}, 1e-2)
 
@@ -192,7 +192,7 @@ def nothing() -> Any:
 
 
 def unmatched(*model: Any, **options: Any) -> Contestants:
-    """A scope whose op type does not occur, so that all ops are looked at and left alone."""
+    """A scope whose op type does not occur, so regrad inspects all ops and changes none."""
     relu = nn.ReLU(inplace=options.get("mixed", False))
     ours = step(relu, nothing, *model, **options)
     return alike({"regrad": ours, "no scope": step(relu, nullcontext, *model, **options)})
@@ -235,7 +235,7 @@ def silu_in_torch(dy: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
 
 
 def llama(activation: Any, scope: Callable[[], Any] = nullcontext) -> Callable[[], torch.Tensor]:
-    """Forward and backward of four blocks; it returns the first gradient."""
+    """Return a forward and backward pass of four blocks, which returns the first gradient."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
     model = nn.Sequential(*[Llama(activation) for _ in range(4)]).to(DEVICE)
@@ -259,7 +259,7 @@ def llama_unmatched() -> Contestants:
 
 
 def sines() -> Contestants:
-    """regrad's own functions, eagerly, on torch's data."""
+    """regrad's own functions, in eager mode, on torch's data."""
     data = torch.linspace(-1.0, 1.0, 1_000_000, device=DEVICE)
 
     def chain(sin: Callable[[Any], Any], x: Any) -> Callable[[], torch.Tensor]:
@@ -274,7 +274,7 @@ def sines() -> Contestants:
     return alike({"regrad": chain(rg.sin, rg.asarray(data)), "torch": chain(torch.sin, data)})
 
 
-# -- exact: how many functions Python enters -------------------------------------------------------
+# -- exact: the number of functions that Python enters ---------------------------------------------
 
 
 class Bottleneck(nn.Module):
@@ -292,11 +292,11 @@ class Bottleneck(nn.Module):
         return y
 
 
-BLOCKS, OPS, HITS = 16, 10, 3  # ops and ReLUs of a block
+BLOCKS, OPS, HITS = 16, 10, 3  # ops and ReLUs per block
 
 
 def count_calls(relu: nn.Module, scope: Callable[[], Any] = nullcontext) -> int:
-    """Return how many functions, of Python and of C, a step of bottlenecks in a scope enters."""
+    """Return the number of Python and C function calls in a step of bottlenecks in a scope."""
     model = nn.Sequential(*[Bottleneck(relu) for _ in range(BLOCKS)])
     model = model.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
     x = torch.randn(2, 4, 4, 4).to(memory_format=torch.channels_last)
@@ -314,7 +314,7 @@ def count_calls(relu: nn.Module, scope: Callable[[], Any] = nullcontext) -> int:
 
 
 def count_opening() -> int:
-    """Return how many functions the opening and closing of a known scope enters."""
+    """Return the number of function calls to open and close a known scope."""
     for _ in range(4):
         with nothing():
             pass
@@ -324,7 +324,7 @@ def count_opening() -> int:
 
 
 def calls(effort: Effort | None = None) -> Iterator[Row]:
-    """The calls of Python in a step of bottlenecks in bfloat16, channels last and in place."""
+    """Calls of Python in a step of bottlenecks in bfloat16, with channels last and in place."""
     relu = nn.ReLU(inplace=True)
     plain, hand, lone = count_calls(relu), count_calls(ByHand()), count_calls(relu, nothing)
     found = {
@@ -341,7 +341,7 @@ def calls(effort: Effort | None = None) -> Iterator[Row]:
 
 
 def at_a_path() -> Contestants:
-    """Keys that name each block by its path, against one key for all."""
+    """Keys that name each block by its path, against a single key for all blocks."""
     models: list[nn.Module] = []
 
     def net(relu: nn.Module) -> nn.Module:
@@ -362,7 +362,7 @@ def dense() -> Contestants:
 
 
 def relus(f: Callable[..., torch.Tensor], scope: Callable[[], Any] = nullcontext) -> Any:
-    """Twenty ReLUs of 16 floats, ready to be called; it returns the gradient."""
+    """Return a pass through twenty ReLUs of 16 floats, which returns the gradient."""
     x = torch.linspace(-1.0, 1.0, 16, device=DEVICE, requires_grad=True)
 
     def run() -> torch.Tensor:
@@ -388,21 +388,21 @@ def tiny_in_regrad() -> Contestants:
 
 
 class Empty(TorchFunctionMode):
-    """The least that a scope can cost: a mode that runs each function as it is."""
+    """The minimal cost of a scope: a mode that runs each function unchanged."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return func(*args, **(kwargs or {}))
 
 
 def function_as_key() -> Contestants:
-    """Twenty calls of somebody's Function under a rule for it, and in an empty mode."""
+    """Twenty calls of a third-party Function under a rule for it, and in an empty mode."""
     rules = {Guided: guided_in_torch}
     ours = relus(Guided.apply, lambda: regrad.torch.gradient_override_map(rules))
     return alike({"regrad": ours, "empty mode": relus(Guided.apply, Empty)})
 
 
 def fresh() -> Contestants:
-    """A rule that is another function at each step, and one that is kept."""
+    """A new rule function at each step, against a rule function that is reused."""
     kept = under(guided_in_torch)
     anew = lambda: under(lambda dy, x: dy.clamp(min=0) * (x > 0))()  # noqa: E731
     return alike({"regrad": relus(torch.relu, anew), "kept": relus(torch.relu, kept)})

@@ -1,8 +1,8 @@
-"""Ways to write a kernel, compiled by JAX for one thread of the CPU.
+"""Formulations of kernels, compiled by JAX for one thread of the CPU.
 
-`regrad` is the one that is kept, run as users run it: a function of Tensors, traced. The others
-are what was tried beside it, and torch. Where one of them wins by more than a tenth on a later
-day (another processor, another XLA), its bound is missed and the choice is to be made again.
+`regrad` is the chosen formulation, called like in user code: a function of Tensors, traced. The
+other rows are rejected formulations, and torch. If one of them wins by more than a tenth later (on
+another processor, or with another XLA), its bound is missed and the choice must be revised.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ BOUND = 1.1
 Arrays = tuple[Any, ...]
 
 
-# -- how they are called -----------------------------------------------------------------------
+# -- calls -------------------------------------------------------------------------------------
 
 
 def compiled(f: Callable[..., Any], *arrays: Any) -> Call:
-    """A call of a compiled function that waits for the result."""
+    """Return a call of a compiled function that waits for the result."""
     run = jax.jit(f)
     return lambda: jax.block_until_ready(run(*arrays))
 
 
 def traced(f: Callable[..., Any]) -> Callable[..., Any]:
-    """A function of Tensors as one of JAX's arrays."""
+    """Turn a function of Tensors into a function of JAX arrays."""
 
     def of_arrays(*arrays: Any) -> Any:
         return jax.tree.map(lambda t: t._data, f(*jax.tree.map(wrap, arrays)))
@@ -52,7 +52,7 @@ def traced(f: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def pulled(f: Callable[..., Any], argument: int = 0) -> Callable[..., Any]:
-    """The gradient of regrad's f by one argument; the gradient that arrives comes last."""
+    """Return the gradient of regrad's f by one argument. The incoming gradient comes last."""
 
     def pull(*args: Any) -> Any:
         *xs, dy = args
@@ -63,7 +63,7 @@ def pulled(f: Callable[..., Any], argument: int = 0) -> Callable[..., Any]:
 
 
 def by_jax(f: Callable[..., Any], argument: int = 0) -> Callable[..., Any]:
-    """The same as JAX differentiates it."""
+    """Return the same gradient by JAX."""
 
     def pull(*args: Any) -> Any:
         *xs, dy = args
@@ -73,7 +73,7 @@ def by_jax(f: Callable[..., Any], argument: int = 0) -> Callable[..., Any]:
 
 
 def in_torch(f: Callable[..., Any], *arrays: Any, argument: int | None = None) -> Call:
-    """torch's f, or its gradient by one argument; images are laid out as torch has them."""
+    """Return torch's f, or its gradient by one argument. Images have torch's layout."""
     xs = [torch.tensor(np.asarray(a)) for a in arrays]
     xs = [x.movedim(-1, 1).contiguous() if x.ndim == 4 else x for x in xs]
     if argument is None:
@@ -92,7 +92,7 @@ def normal(*shape: int) -> Any:
 
 @dataclass(frozen=True)
 class Formulations:
-    """The time of what is kept against that of what is not."""
+    """The time of the chosen formulation against the times of the others."""
 
     title: str
     calls: Callable[[], Contestants]
@@ -120,7 +120,7 @@ def xla(x: Any, w: Any, groups: int = 1) -> Any:
 
 
 def taps(x: Any, k: int = 3) -> list[Any]:
-    """What the taps of a filter read."""
+    """Return the data that the taps of a filter read."""
     _, h, w, _ = x.shape
     x = jnp.pad(x, ((0, 0), (k // 2,) * 2, (k // 2,) * 2, (0, 0)))
     return [x[:, i : i + h, j : j + w] for i in range(k) for j in range(k)]
@@ -141,7 +141,7 @@ def product_per_tap(x: Any, w: Any) -> Any:
 
 
 def by_images_in_columns(x: Any, w: Any, dy: Any) -> Any:
-    """A row for each window, then added where the windows lie."""
+    """Compute a row for each window, and add the rows at the windows' positions."""
     k, n = w.shape[0], dy.shape
     columns = (rows(dy) @ rows(w).T).reshape(*n[:-1], k * k, w.shape[2])
     parts = [
@@ -161,12 +161,12 @@ def by_filter_per_tap(x: Any, w: Any, dy: Any) -> Any:
 
 
 def torch_conv(x: Any, w: Any) -> Any:
-    """w has its last axis moved, as images have: (height, out, width, in)."""
+    """Convolve. The last axis of w is moved, as in images: (height, out, width, in)."""
     return F.conv2d(x, w.permute(1, 3, 0, 2), padding=1)
 
 
 def torch_depthwise(x: Any, w: Any) -> Any:
-    """w is (height, 1, width, channels) here."""
+    """Convolve. w is (height, 1, width, channels)."""
     return F.conv2d(x, w.permute(3, 1, 0, 2), padding=1, groups=x.shape[1])
 
 
@@ -284,7 +284,7 @@ def pool_mean() -> Contestants:
 
 
 def embedding() -> Contestants:
-    """The gradient by a table of which 2048 rows are read."""
+    """The gradient by a table from which 2048 rows are read."""
     table, dy = normal(256, 128), normal(2048, 128)
     ids = jnp.asarray(RNG.integers(0, 256, 2048).astype(np.int32))
     where, zeros = torch.tensor(np.asarray(ids)).long(), (256, 128)
@@ -330,11 +330,11 @@ def largest() -> Contestants:
     }
 
 
-# -- losses and normalisation ------------------------------------------------------------------
+# -- losses and normalization ------------------------------------------------------------------
 
 
 def cross_entropy() -> Contestants:
-    """Value and gradient, of 2048 rows of 256 logits with the right class of each."""
+    """Value and gradient for 2048 rows of 256 logits and the class label of each row."""
     logits, classes = normal(2048, 256), jnp.asarray(RNG.integers(0, 256, 2048).astype(np.int32))
     leaf = torch.tensor(np.asarray(logits)).requires_grad_()
     right = torch.tensor(np.asarray(classes)).long()
@@ -363,7 +363,7 @@ def cross_entropy() -> Contestants:
 
 
 def batch_norm() -> Contestants:
-    """The gradient by the data, through mean and variance."""
+    """The gradient by the data, including through mean and variance."""
     data = normal(64, 14, 14, 64), normal(64, 14, 14, 64)
 
     def ours(x):
@@ -386,7 +386,7 @@ def batch_norm() -> Contestants:
 
 
 def dense() -> Contestants:
-    """A layer on sequences: the gradient by its matrix."""
+    """A dense layer on sequences: the gradient by its matrix."""
     data = normal(16, 128, 128), normal(128, 384), normal(16, 128, 384)
     return {
         "regrad": compiled(pulled(rg.matmul, 1), *data),
@@ -396,7 +396,7 @@ def dense() -> Contestants:
 
 
 def attention(layout: str) -> Callable[..., Any]:
-    """softmax(q kᵀ) v of 16 sequences of 128, 4 heads of width 32, as einsum writes it."""
+    """softmax(q kᵀ) v of 16 sequences of 128, 4 heads of width 32, written with einsum."""
     pairs, back = {"bhtd": ("bhqd,bhkd", "bhkd->bhqd"), "bthd": ("bqhd,bkhd", "bkhd->bqhd")}[layout]
 
     def f(q: Any, k: Any, v: Any) -> Any:

@@ -1,8 +1,8 @@
 """The measures of graph mode: `regrad.v1` against TensorFlow's `compat.v1`.
 
-A program is a function of the module `tf` and is the same text for both. TensorFlow is no
-dependency of the project: where it cannot be imported, times that were recorded stand in for it.
-The sessions of `COMPILED` are `Session(jit=True)`; without JAX their measures are left out.
+A program is a function of the module `tf`, with the same text for both. The project does not depend
+on TensorFlow. Where TensorFlow cannot be imported, recorded times are used instead. The sessions of
+`COMPILED` are `Session(jit=True)`. Without JAX, their measures are omitted.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ TENSORFLOW, FROM_RECORDS = "TensorFlow", "TF, recorded"
 
 
 def tensorflow() -> Any:
-    """TensorFlow 1's API in graph mode; None where it is not installed."""
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # or it reports on the CPU
+    """Return TensorFlow 1's API in graph mode, or None if it is not installed."""
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # suppresses messages about the CPU
     try:
         import tensorflow.compat.v1 as tf
     except ImportError:
@@ -56,17 +56,17 @@ COMPILED = Compiled()
 
 
 def session(tf: Any, graph: Any) -> Any:
-    """A session of one thread."""
+    """Return a session of one thread."""
     one = tf.ConfigProto(intra_op_parallelism_threads=1, inter_op_parallelism_threads=1)
     return tf.Session(graph=graph, config=one)
 
 
 @contextmanager
 def one_core() -> Iterator[None]:
-    """Keep this thread and those that it starts on one core, where the system can.
+    """Keep this thread, and the threads that it starts, on one core, if the system supports it.
 
-    TensorFlow hands a run over to another thread. To wake that one on another core can
-    double the time of a small run, and varies with what else the machine does.
+    TensorFlow hands a run over to another thread. Waking a thread on another core can double the
+    time of a small run, and depends on the load of the machine.
     """
     if not hasattr(os, "sched_setaffinity"):
         yield
@@ -83,7 +83,7 @@ def one_core() -> Iterator[None]:
 
 
 def overridden(tf: Any) -> Call:
-    """The run of a gradient under `gradient_override_map`."""
+    """Run a gradient under `gradient_override_map`."""
 
     @tf.RegisterGradient("CustomGrad")
     def _negated(op, grad):
@@ -113,7 +113,7 @@ def scaled_chain(tf: Any, h: Any) -> Any:
 
 
 def built(chain: Callable[[Any, Any], Any]) -> Callable[[Any], Call]:
-    """A chain and its gradient built, in a fresh graph each time."""
+    """Build a chain and its gradient, in a new graph each time."""
 
     def program(tf: Any) -> Call:
         def build():
@@ -127,7 +127,7 @@ def built(chain: Callable[[Any, Any], Any]) -> Callable[[Any], Call]:
 
 
 def tanh_run(size: int) -> Callable[[Any], Call]:
-    """The value and the gradient of 100 tanh of an array that is fed."""
+    """Run the value and the gradient of 100 tanh of a fed array."""
 
     def program(tf: Any) -> Call:
         with tf.Graph().as_default() as g:
@@ -142,7 +142,7 @@ def tanh_run(size: int) -> Callable[[Any], Call]:
 
 
 def training(tf: Any) -> Call:
-    """A step of gradient descent: a 64-256-10 network on digits, 64 at a time."""
+    """Run a step of gradient descent: a 64-256-10 network on digits, 64 at a time."""
     images, labels = load_digits(return_X_y=True)
     images, labels = (images / 16).astype(np.float32), labels.astype(np.int32)
     rng = np.random.default_rng(0)
@@ -168,7 +168,7 @@ def dense(tf: Any, rng: np.random.Generator, x: Any, m: int, n: int) -> Any:
     return tf.matmul(x, tf.Variable(w)) + tf.Variable(np.zeros(n, np.float32))
 
 
-# -- what NumPy takes for the arithmetic alone -----------------------------------------------
+# -- NumPy's time for the arithmetic alone --------------------------------------------------
 
 
 def floats(size: int) -> np.ndarray:
@@ -176,7 +176,7 @@ def floats(size: int) -> np.ndarray:
 
 
 def tanh_alone() -> Call:
-    """The 100 tanh of the forward pass, each into one array that is there already."""
+    """Run the 100 tanh of the forward pass, each into the same existing array."""
     x, y = floats(100_000), np.empty(100_000, np.float32)
 
     def call():
@@ -194,15 +194,15 @@ def tanh_alone() -> Call:
 class Against:
     """The time of `regrad.v1` against TensorFlow's, and against NumPy's for a part of the work.
 
-    A time that was recorded is set beside ours, but gives no verdict: it is of another day.
+    A recorded time is shown next to regrad's time. It has no verdict, as it is from another day.
     """
 
     title: str
     program: Callable[[Any], Call]
-    bound: float  # how many times TensorFlow's time regrad may take
-    recorded: float  # TensorFlow's time, for where it is not installed
+    bound: float  # the largest allowed ratio to TensorFlow's time
+    recorded: float  # TensorFlow's time, for use where it is not installed
     parts: Mapping[str, Callable[[], Call]] = field(default_factory=dict)  # for information
-    rounds: int | None = None  # fewer, where one call takes long
+    rounds: int | None = None  # fewer rounds for slow calls
     ours: Any = v1
 
     def __call__(self, effort: Effort) -> Iterator[Row]:
@@ -226,7 +226,7 @@ class Against:
 
 
 def peak(effort: Effort) -> Iterator[Row]:
-    """The most memory that 100 ops in a row on 8 MB hold, the result and what is kept included."""
+    """Measure the peak memory of 100 ops in a row on 8 MB, including result and kept memory."""
     with v1.Graph().as_default() as g:
         h = x = v1.placeholder(v1.float32, [2_000_000])
         for _ in range(50):
@@ -237,7 +237,7 @@ def peak(effort: Effort) -> Iterator[Row]:
     tracemalloc.start()
     try:
         for which in ("first run", "next run"):
-            tracemalloc.reset_peak()  # what the run before has kept stays counted
+            tracemalloc.reset_peak()  # memory that the previous run keeps still counts
             sess.run(h, feed_dict=feed)
             most = tracemalloc.get_traced_memory()[1]
             figures = megabytes(most), "", "", "", "≤ 32 MB", most <= 32e6

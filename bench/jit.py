@@ -1,7 +1,7 @@
 """The measures of compiled mode: `rg.jit` against `jax.jit`, torch and torch.compile.
 
-Each program is written for each library by its leanest road, and what the libraries return is
-compared before anything is timed. JAX's calls are waited for.
+Each program is written for each library in the library's fastest mode. The results of the libraries
+are compared before any timing. The measures wait for JAX's results.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ COMPILED_TORCH = "torch.compile"
 
 
 def waiting(f: Callable[..., Any], *args: Any) -> Call:
-    """A call that waits for JAX's results."""
+    """Return a call that waits for JAX's results."""
     wait = jax.block_until_ready
     return lambda: wait(f(*args))
 
 
 def waiting_for_tensors(f: Callable[..., Any], *args: Any) -> Call:
-    """A call of a function of regrad that waits for the one Tensor, or the several, it returns."""
+    """Return a call of a function of regrad that waits for the Tensor or Tensors it returns."""
     wait = jax.block_until_ready
     if isinstance(f(*args), rg.Tensor):
         return lambda: wait(f(*args).data)
@@ -53,7 +53,7 @@ def waiting_for_tensors(f: Callable[..., Any], *args: Any) -> Call:
 
 
 def alike(calls: Contestants, rtol: float = 1e-5) -> Contestants:
-    """The same calls, refused if they return different numbers."""
+    """Return the calls unchanged. Raise if they return different numbers."""
     first, *rest = [[np.asarray(x) for x in jax.tree.leaves(call())] for call in calls.values()]
     for other in rest:
         for a, b in zip(first, other, strict=True):
@@ -73,7 +73,7 @@ square_jax.defvjp(lambda a: (a * a, a), lambda a, dy: (dy * jnp.abs(a),))
 
 
 def custom_op() -> Contestants:
-    """What is left of a call when there is next to nothing to compute."""
+    """The cost of a call with almost no computation."""
     a = jnp.asarray(SMALL)
     ours = rg.jit(rg.grad(lambda a: regrad_square(a)))
     return alike(
@@ -85,7 +85,7 @@ def custom_op() -> Contestants:
 
 
 def from_outside() -> Contestants:
-    """The gradient of a compiled function, asked for by the caller; it names its module's ops."""
+    """The gradient of a compiled function that names its module's ops, computed by the caller."""
     a = jnp.asarray(SMALL)
     ours = rg.grad(rg.jit(lambda a: rg.sum(rg.sin(a) * a)))
     theirs = jax.grad(jax.jit(lambda a: jnp.sum(jnp.sin(a) * a)))
@@ -96,7 +96,7 @@ def from_outside() -> Contestants:
 
 
 def straight_through() -> Contestants:
-    """Value and gradient; the gradient that arrives is an array, and not ones."""
+    """Value and gradient. The incoming gradient is an array other than ones."""
     rng = np.random.default_rng(0)
     x, dy = rng.uniform(-2, 2, (2, 10_000_000)).astype(np.float32)
     leaf, arriving = torch.tensor(x, requires_grad=True), torch.tensor(dy)
@@ -128,7 +128,7 @@ def straight_through() -> Contestants:
 
 
 def why_not() -> str | None:
-    """Why torch.compile does not work here, if so: on a CPU it needs a C++ compiler."""
+    """Return the reason if torch.compile does not work here: on a CPU it needs a C++ compiler."""
     try:
         torch.compile(torch.sin)(torch.ones(2))
     except Exception as error:
@@ -189,7 +189,7 @@ def calls_of(steps: Callable[[], Mapping[str, Step]]) -> Callable[[], Contestant
 def tracing(effort: Effort) -> Iterator[Row]:
     """The first call of the convolutional network's step: trace, compilation and one run.
 
-    Each round has new functions, for which nothing is cached.
+    Each round has new functions, for which no cache has an entry.
     """
     network = networks.cnn_parameters()
     by_hand = networks.cnn_in_jax(networks.conv_by_hand, networks.pool_by_hand)
@@ -200,14 +200,14 @@ def tracing(effort: Effort) -> Iterator[Row]:
         WINDOW: lambda: networks.in_jax(lambda *args: plain(*args), *network),
     }
     for make in makes.values():
-        make().call()  # what is traced once for all: JAX's own small functions
+        make().call()  # traces JAX's own small functions, which happens only once
     samplers = {name: lambda make=make: timed(make().call, 1) for name, make in makes.items()}
     samples = interleaved(samplers, min(effort.rounds, 9))
     yield from compared("first call of the CNN's step", samples, {SAME_KERNELS: 1.5, WINDOW: None})
 
 
 def memory(effort: Effort) -> Iterator[Row]:
-    """What XLA says a step of the dense network needs: arguments, results, and all in between."""
+    """XLA's memory for a step of the dense network: arguments, results, and intermediates."""
     network = networks.mlp_parameters()
     ours = networks.in_regrad(networks.mlp_regrad, *network)
     ours.call()
@@ -221,7 +221,7 @@ def memory(effort: Effort) -> Iterator[Row]:
 
 
 def signals(effort: Effort) -> Iterator[Row]:
-    """What a step pays so that Ctrl-C cannot strike while it writes over the Variables."""
+    """The cost of deferring Ctrl-C in a step while it overwrites the Variables."""
     before = signal.signal(signal.SIGINT, handler := signal.default_int_handler)
 
     def deferring() -> None:
@@ -240,14 +240,14 @@ def signals(effort: Effort) -> Iterator[Row]:
 
 
 def needed(program: Any) -> int:
-    """Bytes; what is written over an argument counts once."""
+    """Return the bytes. Memory that overwrites an argument counts once."""
     m = program.compile().memory_analysis()
     parts = m.argument_size_in_bytes, m.output_size_in_bytes, m.temp_size_in_bytes
     return sum(parts) - m.alias_size_in_bytes
 
 
 def lowered(step: Step) -> Any:
-    """The one program that a compiled step of regrad has by now, as JAX lowers it."""
+    """Return the only program so far of a compiled step of regrad, as JAX lowers it."""
     (program,) = step.compiled.programs.values()
     (variant,) = program.variants.values()
     tensors = [*step.given, *map(program._value, program.sources)]

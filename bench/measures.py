@@ -1,4 +1,4 @@
-"""The table of measures. A measure is called with an `Effort` and gives rows of figures."""
+"""The table of measures. A measure is called with an `Effort` and yields rows of figures."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ from bench.contestants import (
 from bench.report import Measure, Row, compared, megabytes
 from bench.timing import Call, Effort, Sampler, interleaved, sampler
 
-LAZY = ("jax", "torch", "matplotlib", "optax", "scipy.special")  # never for `import regrad`
+LAZY = ("jax", "torch", "matplotlib", "optax", "scipy.special")  # not for `import regrad`
 
 
 @dataclass(frozen=True)
 class Speed:
-    """The time of regrad against that of its peers."""
+    """The time of regrad against the times of its peers."""
 
     title: str
     contestants: Callable[[], Contestants]
-    bounds: Mapping[str, float]  # peer: how many times its time regrad may take
-    per: Mapping[str, int] = field(default_factory=dict)  # how many ops one call counts for
-    rounds: int | None = None  # fewer, where one call takes long
+    bounds: Mapping[str, float]  # by peer: the largest allowed ratio to its time
+    per: Mapping[str, int] = field(default_factory=dict)  # the number of ops per call
+    rounds: int | None = None  # fewer rounds for slow calls
 
     def __call__(self, effort: Effort) -> Iterator[Row]:
         samplers = {
@@ -52,7 +52,7 @@ class Speed:
 
 
 def memory(effort: Effort) -> Iterator[Row]:
-    """What a tape keeps of 100 additions of 1 MB, and the most that is held at any time."""
+    """The memory that a tape keeps for 100 additions of 1 MB, and the peak memory."""
     ours, our_peak = traced(in_regrad)
     theirs, their_peak = traced(in_autograd)
     figures = megabytes(ours), "autograd", megabytes(theirs)
@@ -62,10 +62,10 @@ def memory(effort: Effort) -> Iterator[Row]:
 
 
 def traced(library: Callable[[Function, np.ndarray], Call]) -> tuple[int, int]:
-    """Bytes held after the forward pass, while the tape is alive, and the peak of the call.
+    """Return the bytes held after the forward pass, with the tape alive, and the call's peak.
 
-    The input was there before. Every addition makes a new array, so a tape that holds inputs
-    or outputs would hold 100 MB. The result of the last addition counts; it is 1 MB itself.
+    The input existed before. Every addition makes a new array, so a tape that holds inputs or
+    outputs would hold 100 MB. The result of the last addition counts, which is 1 MB.
     """
     readings = []
 
@@ -75,7 +75,7 @@ def traced(library: Callable[[Function, np.ndarray], Call]) -> tuple[int, int]:
         return y
 
     call = library(f, np.ones(125_000))
-    call()  # what is made once, and cached, does not count
+    call()  # objects that are made once and cached do not count
     gc.collect()
     tracemalloc.start()
     try:
@@ -89,11 +89,11 @@ def traced(library: Callable[[Function, np.ndarray], Call]) -> tuple[int, int]:
 
 
 def importing(effort: Effort) -> Iterator[Row]:
-    """The time of `import regrad` in a fresh process, and what it loads."""
+    """The time of `import regrad` in a new process, and the optional packages that it loads."""
     with tempfile.TemporaryDirectory() as cache:
         samplers = {"regrad": import_of("regrad", cache), "import numpy": import_of("numpy", cache)}
         for sample in samplers.values():
-            sample()  # writes the byte code, which both then read as an installed package's is
+            sample()  # writes byte code, which both then read, as for an installed package
         samples = interleaved(samplers, min(effort.rounds, 15))
         yield from compared("import regrad", samples, {"import numpy": 1.45})
         loaded = fresh(
@@ -111,7 +111,7 @@ def import_of(module: str, cache: str) -> Sampler:
 
 
 def fresh(code: str, cache: str) -> str:
-    """What a new interpreter prints for this code; it keeps byte code in the folder `cache`."""
+    """Return the output of a new interpreter for this code. Byte code goes to `cache`."""
     env = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
     env["PYTHONPYCACHEPREFIX"] = cache
     command = [sys.executable, "-c", code]
@@ -124,7 +124,7 @@ def fresh(code: str, cache: str) -> str:
 
 
 def objects(effort: Effort) -> Iterator[Row]:
-    """How many more objects are alive after many calls than after a few."""
+    """The number of additional objects that are alive after many calls, compared with few."""
     for what, work in (("gradient calls", gradient_calls), ("override scopes", override_scopes)):
         grown = growth(work, effort.calls)
         title = f"objects alive after {effort.calls:,} {what}"
@@ -132,7 +132,7 @@ def objects(effort: Effort) -> Iterator[Row]:
 
 
 def growth(work: Callable[[int], None], calls: int) -> int:
-    """Objects that the garbage collector tracks, after `calls` calls against before."""
+    """Return the increase of objects that the garbage collector tracks over `calls` calls."""
     work(200)
     before = alive()
     work(calls)
@@ -145,7 +145,7 @@ def alive() -> int:
 
 
 def gradient_calls(count: int) -> None:
-    """New functions and new tensors each time: nothing may remember them."""
+    """Use new functions and new tensors each time, which no cache may hold."""
     for i in range(count):
         rg.grad(lambda x: regrad_square(x) * x)(rg.tensor([float(i)]))
 
@@ -157,7 +157,7 @@ def override_scopes(count: int) -> None:
 
 
 def by_builtin() -> Contestants:
-    """One rule by the op's own gradient, and as a formula."""
+    """The same rule through the op's own gradient (`builtin`), and as a formula."""
 
     def under(rule: object) -> Call:
         f, x = rg.grad(lambda x: rg.sum(chain(rg.sin, 20)(x))), rg.tensor(contestants.SMALL)

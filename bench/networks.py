@@ -1,8 +1,8 @@
-"""Training steps of small networks, written once for each library; each takes one SGD step.
+"""Training steps of small networks, written once for each library. Each takes one SGD step.
 
-In regrad a network holds Variables, which its compiled step assigns to. In JAX the step is a
-function from old parameters to new ones, in torch it changes them in place. The binarised networks
-have the sign of weights and activations, whose gradient passes where its input is in [-1, 1].
+In regrad a network holds Variables, and its compiled step assigns to them. In JAX the step is a
+function from old parameters to new ones. In torch it changes them in place. The binarized networks
+use the sign of weights and activations. Its gradient passes where the input is in [-1, 1].
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from regrad import losses, nn
 torch.set_num_threads(1)
 
 REGRAD, JAX, TORCH = "regrad", "jax.jit", "torch"
-RATE = 1e-3  # small: what is measured is the first steps, again and again
+RATE = 1e-3  # small, because the measures repeat the first steps
 
 Arrays = dict[str, np.ndarray]
 Batch = tuple[np.ndarray, ...]
 
 
 class Step(NamedTuple):
-    """A network in training: `call` takes one step, waits for it and returns the loss."""
+    """A network in training. `call` takes one step, waits for it and returns the loss."""
 
     call: Callable[[], Any]
-    parameters: Callable[[], Mapping[str, Any]]  # as they are now
-    compiled: Any = None  # the function below, for those who ask about its program
+    parameters: Callable[[], Mapping[str, Any]]  # returns the current parameters
+    compiled: Any = None  # the function that `call` runs, to inspect its program
     given: tuple[Any, ...] = ()  # its arguments
 
 
@@ -79,7 +79,7 @@ def in_torch(
     batch: Batch,
     axes: Mapping[str, Any] | None = None,
 ) -> Step:
-    """`axes` says how the axes of some parameters are to be ordered."""
+    """Return a step in torch. `axes` is the order of the axes of some parameters."""
     order = {n: range(p.ndim) for n, p in parameters.items()} | dict(axes or {})
     turned = {n: p.transpose(order[n]).copy() for n, p in parameters.items()}
     held = {n: torch.tensor(p, requires_grad=True) for n, p in turned.items()}
@@ -101,7 +101,7 @@ def in_torch(
 
 
 def alike(steps: Mapping[str, Step]) -> Mapping[str, Step]:
-    """The steps, after each has taken one; refused if a loss or a new parameter differs."""
+    """Return the steps after each has taken one. Raise if a loss or a new parameter differs."""
     loss, *others = [float(step.call()) for step in steps.values()]
     np.testing.assert_allclose(others, loss, rtol=1e-5)
     first, *rest = [step.parameters() for step in steps.values()]
@@ -110,7 +110,7 @@ def alike(steps: Mapping[str, Step]) -> Mapping[str, Step]:
     return steps
 
 
-# -- binarised: the sign, with a clipped straight-through gradient -----------------------------
+# -- binarized: the sign, with a clipped straight-through gradient -----------------------------
 
 
 @rg.RegisterGradient("Clipped")
@@ -139,7 +139,7 @@ class SignTorch(torch.autograd.Function):
 
 
 def overridden(loss: Callable[..., Any]) -> Callable[..., Any]:
-    """A network of regrad whose signs have the clipped gradient."""
+    """Return a network of regrad whose signs have the clipped gradient."""
 
     def under_the_map(*args):
         with rg.gradient_override_map({"Sign": "Clipped"}):
@@ -158,7 +158,7 @@ def weights(**shapes: tuple[int, ...]) -> Arrays:
 
 
 def images(*shape: int) -> Batch:
-    """Grey values in 256 steps, so that sums of them are exact in any order, and labels."""
+    """Return grey values in 256 steps, whose sums are exact in any order, and labels."""
     rng = np.random.default_rng(1)
     grey = (rng.integers(-128, 128, shape) / 256).astype(np.float32)
     return grey, rng.integers(0, 10, shape[0]).astype(np.int32)
@@ -256,7 +256,7 @@ def reduce_window(x):
     return lax.reduce_window(x, -jnp.inf, lax.max, (1, 2, 2, 1), (1, 2, 2, 1), "VALID")
 
 
-# What regrad's kernels do on a CPU (src/regrad/ops/convolution.py, pooling.py), by hand.
+# regrad's kernels on a CPU (src/regrad/ops/convolution.py, pooling.py), written by hand.
 
 
 @jax.custom_vjp
@@ -270,7 +270,7 @@ def conv_images(dy, w):
 
 
 def conv_filter(x, dy):
-    """Windows of as many images as make 2 MB, times their gradients."""
+    """Multiply windows by their gradients, in blocks of images of about 2 MB."""
     n, h, w, channels = x.shape
     most = max(2**21 // (h * w * 9 * channels * 4), 1)
     count = max(d for d in range(1, n + 1) if n % d == 0 and d <= most)
@@ -300,7 +300,7 @@ def pool_by_hand(x):
 
 
 def pool_images(x, dy):
-    """dy where the first maximum of its window is, which is found by number."""
+    """Return dy at the position of the first maximum of its window, which is found by number."""
     best, *parts = [x[:, i::2, j::2] for i in range(2) for j in range(2)]
     which = jnp.zeros(best.shape, jnp.int16)
     for i, part in enumerate(parts, 1):

@@ -1,7 +1,7 @@
-"""docs/benchmarks.md and the README's table, made of what `results/` holds.
+"""Writes docs/benchmarks.md and the README's table from the records in `results/`.
 
-`page.md` is the page's prose. A line `[[tape]]` in it stands for the newest tables of that suite,
-`[[runs]]` for a list of the runs, `[[behind]]` for the rows that are behind.
+`page.md` is the page's prose. A line `[[tape]]` in it is replaced by the newest tables of that
+suite, `[[runs]]` by a list of the runs, and `[[behind]]` by the rows in which regrad is behind.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ PROSE = Path(__file__).parent / "page.md"
 PAGE, PLOT, README = ROOT / "docs/benchmarks.md", ROOT / "docs/benchmarks.svg", ROOT / "README.md"
 START, END = "<!-- benchmarks -->", "<!-- end of benchmarks -->"
 
-# The README's rows: suite, measure and peer, and how it calls them.
+# The README's rows: suite, measure and peer, then the titles of measure and peer in the README.
 CHOSEN = [
     ("tape", "100 custom ops", "autograd",
      "100 custom ops, forward and backward", "HIPS autograd's `primitive`, `defvjp`"),
@@ -38,7 +38,7 @@ Results = Mapping[str, list[Result]]
 
 
 def write() -> None:
-    """Make the page, its picture and the README's table."""
+    """Write the page, its picture and the README's table."""
     from bench.plot import draw
 
     found = newest()
@@ -49,13 +49,13 @@ def write() -> None:
 
 
 def suites() -> list[str]:
-    """The suites in the order of the prose."""
+    """Return the suites in the order of the prose."""
     names = report.marks(PROSE.read_text(encoding="utf-8"))
     return [name for name in names if name not in ("runs", "behind")]
 
 
 def page(found: Results) -> str:
-    """The page: the prose, with tables at the marks."""
+    """Return the page: the prose with tables at the marks."""
     names = suites()
     if set(names) != set(found):
         raise ValueError(f"page.md has marks for {sorted(names)}, results are of {sorted(found)}")
@@ -66,7 +66,7 @@ def page(found: Results) -> str:
 
 
 def digest(found: Results) -> str:
-    """What the picture shows, as a short text."""
+    """Return a hash of the rows in the picture."""
     shown = [(name, found[name][0].rows) for name in suites()]
     return hashlib.sha256(repr(shown).encode()).hexdigest()
 
@@ -84,7 +84,7 @@ def link(result: Result) -> str:
 
 
 def tables(results: list[Result]) -> str:
-    """The newest table, and folded those of other machines."""
+    """Return the newest table, with the tables of other machines folded."""
     newest, *others = results
     folded = [
         f"<details><summary>{r.date}, {r.place}: {r.verdict}</summary>\n\n{table(r)}\n\n</details>"
@@ -99,7 +99,7 @@ def table(result: Result) -> str:
 
 
 def behind(first: Mapping[str, Result]) -> str:
-    """The rows that miss their bounds, and those without a verdict in which the peer is faster."""
+    """Return rows that miss their bounds, and rows without a verdict where the peer is faster."""
     missed = [(n, row) for n, r in first.items() for row in r.rows if row.met is False]
     slower = [(n, row) for n, r in first.items() for row in r.rows if is_slower(row)]
     return (
@@ -123,7 +123,7 @@ def listing(rows: list[tuple[str, Row]]) -> str:
 
 
 def with_rows(readme: str, found: Results) -> str:
-    """The README with the chosen rows; a ratio above 1 is bold."""
+    """Return the README with the chosen rows. Ratios above 1 are bold."""
     before, _, rest = readme.partition(START)
     used = [found[suite][0] for suite, *_ in CHOSEN]
     runs = "; ".join(dict.fromkeys(f"{result.date}, {result.place}" for result in used))

@@ -1,4 +1,4 @@
-"""A picture of ratios: a dot with a bar from quartile to quartile for each row, by suite."""
+"""A picture of ratios. Each row is a dot with a bar from quartile to quartile, by suite."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from bench.report import Row
 from bench.results import factor
 
 COLOURS = {True: "#1a7f37", False: "#cf222e", None: "#6e7781"}  # by verdict
-LOW, HIGH = 0.015, 12  # what the axis shows; no ratio lies outside
-INCH = 0.165  # for a row
+LOW, HIGH = 0.015, 12  # the limits of the axis; all ratios lie within
+INCH = 0.165  # the height of a row
 
 
 def draw(suites: Iterable[tuple[str, list[Row]]], path: Path, digest: str) -> None:
-    """Write the picture. `digest` goes into its metadata, to tell of which figures it is made."""
+    """Write the picture. `digest` goes into its metadata, to identify the figures."""
     lines = [line for title, rows in suites for line in lines_of(title, rows)]
     with picture(path, (9.5, INCH * len(lines) + 0.9), digest) as axes:
         for y, (label, row) in enumerate(lines):
@@ -29,11 +29,11 @@ def draw(suites: Iterable[tuple[str, list[Row]]], path: Path, digest: str) -> No
 
 @contextmanager
 def picture(path: Path, size: tuple[float, float], digest: str) -> Iterator[Any]:
-    """The axes of a picture, which is written as SVG when the block ends.
+    """Yield the axes of a picture, which is written as SVG when the block ends.
 
-    Nothing in it but `digest` depends on the day or the machine.
+    The file does not depend on the day or the machine, except through `digest`.
     """
-    # (text stays text: a tenth of the size of outlines, and it can be searched)
+    # (text stays text, which takes a tenth of the size of outlines and can be searched)
     with rc_context({"svg.fonttype": "none", "svg.hashsalt": "regrad", "font.size": 8}):
         figure = Figure(figsize=size, layout="constrained")
         yield figure.subplots()
@@ -41,7 +41,7 @@ def picture(path: Path, size: tuple[float, float], digest: str) -> Iterator[Any]
 
 
 def lines_of(title: str, rows: list[Row]) -> list[tuple[str, Row | None]]:
-    """An empty line, a heading, and the rows that have a ratio."""
+    """Draw an empty line, a heading, and the rows that have a ratio."""
     found = [(f"{row.title}, against {row.peer}", row) for row in rows if factor(row)]
     return [("", None), (title, None), *found]
 
@@ -60,7 +60,7 @@ def mark(axes: Any, y: int, label: str, row: Row | None) -> None:
 
 
 def dress(axes: Any, count: int) -> None:
-    """The axis: logarithmic, with a line where both take equally long."""
+    """Draw the axis: logarithmic, with a line at the ratio 1."""
     axes.set_xscale("log")
     axes.set(xlim=(LOW, HIGH), ylim=(count - 0.3, 0.3), yticks=[])
     ticks = [0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10]

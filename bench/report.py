@@ -1,4 +1,4 @@
-"""Rows of figures, and how they become text: a line on the screen, a table in Markdown."""
+"""Rows of figures, and their text: a line on the screen, a table in Markdown."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from bench.timing import AGAIN, Effort, Ratio, ratio
 
 HEADER = ("measure", "regrad", "against", "", "ratio (quartiles)", "peer : peer", "bound", "met")
 WIDTHS = (40, 8, 15, 8, 22, 22, 9, 8)
-STEADY = 0.05  # so far a peer may lie from itself where a verdict is given
+STEADY = 0.05  # the largest deviation of a peer from itself that allows a verdict
 UNSTEADY = "unsteady"
 LIBRARIES = ("regrad", "numpy", "autograd", "torch", "tensorflow", "jax")
 
@@ -32,7 +32,7 @@ class Row(NamedTuple):
     theirs: str
     ratio: str
     bound: str
-    met: bool | None  # None: for information, without a bound or with an unsteady peer
+    met: bool | None  # None: no bound, or an unsteady peer
     again: str = ""  # the ratio of the peer to itself
 
 
@@ -42,9 +42,9 @@ Measure = Callable[[Effort], Iterator[Row]]
 def compared(
     title: str, samples: Mapping[str, list[float]], bounds: Mapping[str, float | None]
 ) -> Iterator[Row]:
-    """One row per peer: the median of each, and the median of the ratios.
+    """Yield one row per peer: the median of each, and the median of the ratios.
 
-    There is a verdict only where the peer, measured twice in each round, agrees with itself.
+    A row has a verdict only if the peer, measured twice in each round, agrees with itself.
     """
     ours = samples["regrad"]
     for peer, bound in bounds.items():
@@ -70,7 +70,7 @@ def cells(row: Row) -> Sequence[str]:
 
 
 def line(texts: Sequence[str]) -> str:
-    """A row on the screen."""
+    """Return the line for a row on the screen."""
     padded = (text.ljust(width) for text, width in zip(texts, WIDTHS, strict=True))
     return "  ".join(padded).rstrip()
 
@@ -83,7 +83,7 @@ def summary(rows: Sequence[Row]) -> str:
 
 
 def markdown(suites: Mapping[str, Sequence[Row]], load: float) -> str:
-    """The whole report, with the rows by suite; `results.py` reads it."""
+    """Return the whole report, with the rows by suite. `results.py` reads it."""
     command = " ".join(["python -m bench", *sys.argv[1:]])
     return "\n".join(
         [
@@ -104,7 +104,7 @@ def markdown(suites: Mapping[str, Sequence[Row]], load: float) -> str:
 
 
 def table(rows: Sequence[Row]) -> str:
-    """The rows as a table in Markdown."""
+    """Return the rows as a table in Markdown."""
     rule = ["---", "--:", "---", "--:", "--:", "--:", "--:", "---"]
     return "\n".join(map(table_line, [HEADER, rule, *map(cells, rows)]))
 
@@ -117,18 +117,18 @@ MARK = re.compile(r"^\[\[(\w+)\]\]$", re.MULTILINE)
 
 
 def marks(prose: str) -> list[str]:
-    """The names of the tables that a page's prose has marks for, in order."""
+    """Return the names of the tables that a page's prose has marks for, in order."""
     return MARK.findall(prose)
 
 
 def filled(prose: str, blocks: Mapping[str, str]) -> str:
-    """The prose of a page with a block in place of each line `[[name]]`."""
+    """Return the prose of a page with a block in place of each line `[[name]]`."""
     return MARK.sub(lambda mark: blocks[mark[1]], prose)
 
 
 def versions() -> Iterator[str]:
-    """Those of the libraries that were loaded."""
-    packages = packages_distributions()  # (TensorFlow comes under several names)
+    """Return the versions of the libraries that were loaded."""
+    packages = packages_distributions()  # (TensorFlow has several distribution names)
     for name in LIBRARIES:
         if name in sys.modules:
             package = packages.get(name, [name])[0]
@@ -140,7 +140,7 @@ def versions() -> Iterator[str]:
 
 
 def cpu() -> str:
-    """The processor's model; no name of the machine."""
+    """Return the processor's model, but not the name of the machine."""
     info = Path("/proc/cpuinfo")
     text = info.read_text(encoding="utf-8") if info.exists() else ""
     found = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)
@@ -153,7 +153,7 @@ def cores() -> str:
 
 
 def gpus() -> list[str]:
-    """The model of the GPU, if torch or JAX is loaded and has one."""
+    """Return the model of the GPU, if torch or JAX is loaded and has one."""
     if (torch := sys.modules.get("torch")) and torch.cuda.is_available():
         return [torch.cuda.get_device_name()]
     if (jax := sys.modules.get("jax")) and jax.default_backend() == "gpu":
@@ -162,12 +162,12 @@ def gpus() -> list[str]:
 
 
 def described() -> str:
-    """The machine in words."""
+    """Return a description of the machine."""
     return ", ".join([cpu(), cores(), *gpus(), f"{platform.system()} {platform.machine()}"])
 
 
 def commit() -> str:
-    """Which source was measured; `-dirty` says that it was not what is committed."""
+    """Return the measured commit. `-dirty` marks a source with uncommitted changes."""
     command = ["git", "describe", "--always", "--dirty"]
     try:
         done = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True)
@@ -181,7 +181,7 @@ def today() -> str:
 
 
 def slug() -> str:
-    """The machine in a file name: `amd-epyc-2-cores`."""
+    """Return the machine in a form for file names: `amd-epyc-2-cores`."""
     words = " ".join([cpu(), cores(), *gpus()])
     return re.sub(r"[^a-z0-9]+", "-", words.lower()).strip("-")
 
@@ -190,7 +190,7 @@ def slug() -> str:
 
 
 def time(seconds: float) -> str:
-    """Three digits in a unit that suits."""
+    """Format a time with three digits in a suitable unit."""
     for unit, size in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
         if seconds >= size:
             return f"{seconds / size:.3g} {unit}"

@@ -1,7 +1,7 @@
-"""What runs have recorded: the tables in `results/`, read back as rows.
+"""Records of runs: reads the tables in `results/` as rows.
 
-A file is the Markdown that `report.py` writes, by a run: the date, the facts of the run, and under
-a heading for each suite its table. What else is written into a file by hand is left alone.
+`report.py` writes a file per run in Markdown: the date, the facts of the run, and for each suite a
+heading with its table. Other text in a file, written by hand, is ignored.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ VERDICTS = {"yes": True, "NO": False, "": None, UNSTEADY: None}
 
 
 class Result(NamedTuple):
-    """The rows of one suite, and the facts of the run that they are from."""
+    """The rows of one suite, and the facts of their run."""
 
     suite: str
     date: str
-    command: str  # with the load
+    command: str  # including the load
     machine: str
     versions: str
     file: str
-    alone: bool  # whether the run was of this suite only
+    alone: bool  # whether the run measured only this suite
     rows: list[Row]
 
     @property
@@ -42,7 +42,7 @@ class Result(NamedTuple):
 
 
 def read(path: Path) -> Iterator[Result]:
-    """The suites of one file."""
+    """Return the suites of one file."""
     text = path.read_text(encoding="utf-8")
     head, *parts = re.split(r"^## (.+)$", text, flags=re.MULTILINE)
     facts = dict(re.findall(r"^- (\w+): (.+)$", head, re.MULTILINE))
@@ -55,17 +55,17 @@ def read(path: Path) -> Iterator[Result]:
 
 
 def rows_of(body: str) -> list[Row]:
-    """The rows of the tables of figures in a text."""
+    """Return the rows of the tables of figures in a text."""
     lines = [line for line in body.splitlines() if line.startswith("|")]
     split = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines]
-    # (tables of before the 26th of November 2026 lack the ratio of the peer to itself)
+    # (tables from before the 26th of November 2026 lack the ratio of the peer to itself)
     whole = [c if len(c) == len(HEADER) else [*c[:5], "", *c[5:]] for c in split if len(c) > 6]
     figures = [cells for cells in whole if len(cells) == len(HEADER) and cells[-1] in VERDICTS]
     return named([Row(*c[:5], bound=c[6], met=VERDICTS[c[7]], again=c[5]) for c in figures])
 
 
 def named(rows: list[Row]) -> list[Row]:
-    """The rows with titles that need no other row: `its gradient` is said of the one before."""
+    """Return the rows with full titles: `its gradient` refers to the row before."""
     subject, found = "", []
     for row in rows:
         if row.title.startswith(("its ", "the same")):
@@ -77,9 +77,9 @@ def named(rows: list[Row]) -> list[Row]:
 
 
 def newest() -> dict[str, list[Result]]:
-    """The last result of each suite in each place, the last of all first.
+    """Return the last result of each suite in each place, the newest first.
 
-    Of two of one day that of a run of the suite alone counts: it was taken to be looked at.
+    Of two results of the same day, a run of the suite alone counts, because it was run on purpose.
     """
     every = [result for path in RESULTS.glob("*.md") for result in read(path)]
     kept: dict[str, dict[str, Result]] = {}
@@ -89,7 +89,7 @@ def newest() -> dict[str, list[Result]]:
 
 
 class Factor(NamedTuple):
-    """A ratio with its quartiles, and its bound if there is one."""
+    """A ratio with its quartiles, and its bound, if any."""
 
     median: float
     low: float
@@ -98,7 +98,7 @@ class Factor(NamedTuple):
 
 
 def factor(row: Row) -> Factor | None:
-    """The ratio of a row as numbers; None of a row that has none."""
+    """Return the ratio of a row as numbers, or None if the row has no ratio."""
     found = [float(n) for n in re.findall(r"\d+\.\d+", row.ratio)]
     if not found:
         return None

@@ -1,4 +1,4 @@
-"""Times, taken in turns: one sample of each contestant, and again, for some rounds."""
+"""Times, measured in turns: one sample of each contestant per round, for several rounds."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ AGAIN = ", again"
 
 
 class Effort(NamedTuple):
-    """How much to measure."""
+    """The amount of measurement."""
 
     rounds: int
-    seconds: float  # how long one sample should take, at least
-    calls: int  # for what is counted and not timed
+    seconds: float  # the minimal duration of one sample
+    calls: int  # for measures that count instead of timing
 
 
 class Ratio(NamedTuple):
@@ -32,22 +32,22 @@ class Ratio(NamedTuple):
 
 
 def interleaved(samplers: Mapping[str, Sampler], rounds: int) -> dict[str, list[float]]:
-    """Samples A B C A B C …, so that what disturbs the machine disturbs all alike.
+    """Take samples A B C A B C …, so that disturbances of the machine affect all alike.
 
-    Each peer is sampled twice in a round: against itself it tells what such a ratio is worth.
+    Each peer is sampled twice in a round. Its ratio to itself shows the precision of a ratio.
     """
     peers = {name + AGAIN: sample for name, sample in samplers.items() if name != "regrad"}
     turns = {**samplers, **peers}
     samples: dict[str, list[float]] = {name: [] for name in turns}
     for _ in range(rounds):
         for name, sample in turns.items():
-            gc.collect()  # nobody pays for another's garbage
+            gc.collect()  # so that no sample pays for the garbage of another
             samples[name].append(sample())
     return samples
 
 
 def sampler(call: Call, seconds: float, per: int = 1) -> Sampler:
-    """Time per call (divided by `per`), over as many calls as fill the time."""
+    """Return the time per call (divided by `per`), over enough calls to fill the duration."""
     call()
     number = 1
     while (took := timed(call, number)) < seconds:
@@ -56,7 +56,7 @@ def sampler(call: Call, seconds: float, per: int = 1) -> Sampler:
 
 
 def timed(call: Call, number: int) -> float:
-    """Seconds for `number` calls. The garbage collector is on, as it is for users."""
+    """Return the seconds for `number` calls. The garbage collector is on, as in user code."""
     start = perf_counter()
     for _ in repeat(None, number):
         call()
@@ -64,5 +64,5 @@ def timed(call: Call, number: int) -> float:
 
 
 def ratio(ours: list[float], theirs: list[float]) -> Ratio:
-    """Ours to theirs, round by round: neighbours in time have the machine in common."""
+    """Return the ratios of two contestants by round, because adjacent samples compare best."""
     return Ratio(*statistics.quantiles([a / b for a, b in zip(ours, theirs, strict=True)], n=4))

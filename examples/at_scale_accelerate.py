@@ -1,4 +1,4 @@
-"""A rule in a training loop of Accelerate: the scope is around the loop, which is as ever.
+"""A rule in a training loop of Accelerate. The scope is around the loop, which is unchanged.
 
 Run:     python examples/at_scale_accelerate.py
 Prints:  the table of hits.

@@ -1,11 +1,11 @@
 """One rule on two devices of JAX: shardings, `shard_map`, and a pipeline by `lax.scan`.
 
-The layers are `sign(x @ w)`, which learn by a straight-through estimator: a rule for "Sign" that
-`rg.jax.override` puts into the function. The gradients are those of the same function on a single
-device. (The two devices are virtual, parts of the CPU.)
+The layers are `sign(x @ w)` and train with a straight-through estimator: a rule for "Sign" that
+`rg.jax.override` puts into the function. The gradients equal the gradients of the same function on
+a single device. (The two devices are virtual, parts of the CPU.)
 
 Run:     python examples/at_scale_jax.py      (some seconds)
-Prints:  whether the gradients are equal, and the shapes that the rule saw.
+Prints:  whether the gradients are equal, and the shapes that the rule received.
 Needs:   pip install '.[jax]'
 """
 
@@ -41,16 +41,16 @@ def loss(ws, x):
 
 
 def pipeline(ws, x):
-    """The loss of both layers; each device has one, and hands its results to the next."""
+    """Return the loss of both layers. Each device has one layer and passes its results on."""
     stage = lax.axis_index("part")
-    parts = x.reshape(4, 4, 8)  # of the batch
+    parts = x.reshape(4, 4, 8)  # parts of the batch
 
     def step(arrived, part):
         y = layer(ws[0], jnp.where(stage == 0, part, arrived))
         return lax.ppermute(y, "part", [(0, 1)]), y
 
     start = lax.pcast(jnp.zeros_like(parts[0]), "part", to="varying")
-    _, ys = lax.scan(step, start, jnp.concatenate([parts, parts[:1]]))  # one step more to empty it
+    _, ys = lax.scan(step, start, jnp.concatenate([parts, parts[:1]]))  # one extra step to drain it
     return lax.psum(jnp.where(stage == 1, jnp.mean((ys[1:] - parts) ** 2), 0), "part")
 
 

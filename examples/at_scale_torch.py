@@ -1,13 +1,13 @@
-"""One rule in two processes, under DDP and then under FSDP2: the weights are those of one process.
+"""One rule in two processes, under DDP and then FSDP2, with the same weights as in one process.
 
-The network has activations of -1 and 1. Its `sign` learns by a straight-through estimator, a rule
-that a scope puts in force. Neither the network nor the code that spreads it over processes knows of
-it: each process opens the scope around its own training. The hits are per process; `gather` and
-`assert_fired(group=…)` ask all of them.
+The network has activations of -1 and 1. Its `sign` trains with a straight-through estimator, a rule
+that a scope activates. The network and the code that distributes it need no change: each process
+opens the scope around its own training. Each process counts its own hits; `gather` and
+`assert_fired(group=…)` combine all processes.
 
 Run:     torchrun --nproc-per-node 2 examples/at_scale_torch.py      (some seconds)
-Prints:  whether the weights are those of one process that has the whole batch, and of one without
-         the rule; the hits of both processes.
+Prints:  whether the weights equal the weights of one process with the whole batch, and of one
+         without the rule; the hits of both processes.
 Needs:   pip install '.[torch]'
 """
 
@@ -39,7 +39,7 @@ class Network(nn.Module):
 
 
 def train(model, x, y):
-    """The weights after five steps."""
+    """Return the weights after five steps."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for _ in range(5):
         optimizer.zero_grad()
@@ -63,7 +63,7 @@ def main():
     for name, spread in (("DDP", DistributedDataParallel), ("FSDP2", in_shards)):
         with regrad.torch.gradient_override_map(RULES) as used:
             weights = train(spread(Network()), *mine)
-        used.assert_fired(group=dist.group.WORLD)  # in every process, or all raise
+        used.assert_fired(group=dist.group.WORLD)  # call it in every process
         table = used.gather()
         if dist.get_rank() == 0:
             print(f"{name}: equal to one process: {torch.allclose(weights, alone)}", end=", ")

@@ -1,9 +1,10 @@
 """A convolutional network of binary weights and activations, each training step compiled.
 
-The model calls `rg.sign`, whose own gradient is 0: only offsets would learn, and the weights stay
-as they were drawn. An override replaces the gradient of sign by the identity's where |x| <= 1, and
-0 outside; the compiled step obeys it. What must survive a step (latent weights, running means,
-Adam's moments) is in Variables, which `rg.jit` takes in and out of the program.
+The model calls `rg.sign`, whose own gradient is 0. With this gradient only offsets train, and the
+weights keep their initial values. An override replaces the gradient of sign by the identity's where
+|x| <= 1, and by 0 outside. It also applies to the compiled step. The state that survives a step
+(latent weights, running means, Adam's moments) is in Variables, which `rg.jit` passes in and out of
+the program.
 
 Run:     python examples/binarized_cnn.py [--quick]      (about a minute)
 Prints:  for sign's own gradient and for the clipped one, the accuracy on 450 test digits, the
@@ -34,7 +35,7 @@ WAYS = {"true gradient": "Sign", "clipped": rg.rules.clipped_straight_through}
 
 
 class Normalised:
-    """Batch normalisation; running averages of mean and variance are for the test."""
+    """Batch normalization. Running averages of mean and variance are used for the test."""
 
     def __init__(self, channels: int):
         self.offset = rg.Variable(rg.zeros(channels))
@@ -74,7 +75,7 @@ def variable(rng, *shape: int) -> rg.Variable:
 
 
 def digits():
-    """Training and test images, (n, 28, 28, 1) in [-1, 1], and labels."""
+    """Return training and test images, (n, 28, 28, 1) in [-1, 1], and labels."""
     data = load_digits()
     images = rg.tensor((data.images / 8 - 1).astype(np.float32)[..., None])
     images = rg.nn.resize_bilinear(images, (28, 28), half_pixel_centers=True).numpy()
@@ -84,9 +85,9 @@ def digits():
 
 
 def training_step(network: Network):
-    """One step of Adam, compiled; the latent weights stay in [-1, 1]."""
+    """Return a compiled step of Adam. The latent weights stay in [-1, 1]."""
     adam = rg.train.Optimizer(optax.adam(0.003))
-    adam.init(network.trained)  # its state must be there before anything is compiled
+    adam.init(network.trained)  # the state must exist before the step is compiled
 
     @rg.jit
     def step(batch):
@@ -105,7 +106,7 @@ def training_step(network: Network):
 
 
 def shuffled(rng, x, labels):
-    """The batches of one epoch, all of one size: a compiled step is for one."""
+    """Yield the batches of one epoch, all of the same size, as the compiled step requires."""
     for rows in rng.permutation(len(x))[: len(x) // BATCH * BATCH].reshape(-1, BATCH):
         yield x[rows], labels[rows]
 

@@ -1,23 +1,23 @@
 """A network of binary weights and activations, trained by five gradients of one unedited model.
 
-The sign function has the gradient 0 wherever it has one, so a network of signs does not learn.
-BinaryNet learns all the same, by passing sign another gradient. Here the model just calls
-`rg.sign`; which gradient that has is decided from outside, by `gradient_override_map`.
+The gradient of the sign function is 0 wherever it exists, so a network of signs does not train.
+BinaryNet trains anyway, by a different gradient for sign. Here the model just calls `rg.sign`, and
+`gradient_override_map` selects the gradient from outside.
 
     float             no signs: float weights, tanh
-    true gradient     sign's own gradient, 0: only the last layer learns
+    true gradient     sign's own gradient, 0: only the last layer trains
     straight-through  sign's gradient is Identity's                  (Hinton 2012)
     clipped           the same where |x| <= 1, 0 outside             (Hubara et al. 2016)
     approx_sign       a rule written in this file: 2 - 2|x| there    (Liu et al. 2018)
 
 Run:     python examples/binarized_digits.py [--jit] [--quick]      (some minutes)
 Prints:  accuracy on 450 test digits (the median of three seeds, lowest and highest), and how often
-         the rule ran. The learning rate is one of three that were tried, all judged on the
-         same test digits. Draws out/binarized_digits.png. With --jit (which needs jax) the
-         training steps are compiled, under the same overrides, and one of the ways is timed in
-         turns with the eager step. XLA adds floats in another order, and where a sum is all but
-         0 its sign turns out otherwise: after some epochs the two runs of one seed differ, by
-         as much as two seeds do.
+         the rule ran. The learning rate is the best of three, all evaluated on the same test
+         digits. Draws out/binarized_digits.png. With --jit (which needs jax) the training steps
+         are compiled under the same overrides, and one of the methods is timed in turns with the
+         eager step. XLA adds floats in another order, and where a sum is almost 0 its sign may
+         differ. So after some epochs the two runs of one seed differ by as much as the runs of two
+         seeds do.
 Source:  Hubara, Courbariaux, Soudry, El-Yaniv and Bengio, "Binarized Neural Networks", 2016,
          arXiv 1602.02830. Liu et al., "Bi-Real Net", 2018, arXiv 1808.00278.
 """
@@ -40,7 +40,7 @@ import regrad as rg
 
 
 class Network:
-    """64-256-256-10 with batch normalisation; the last layer's weights are floats."""
+    """64-256-256-10 with batch normalization. The last layer's weights are floats."""
 
     def __init__(self, quantise, activate, seed):
         rng = np.random.default_rng(seed)
@@ -50,7 +50,7 @@ class Network:
         self.offsets = [rg.Variable(rg.zeros(n)) for n in (256, 256, 10)]
 
     def __call__(self, x, statistics=None):
-        """The logits, and the (mean, variance) of each layer; give these again for a test."""
+        """Return the logits, and the (mean, variance) of each layer, to pass again for a test."""
         used = []
 
         def normalised(x, offset):
@@ -68,14 +68,14 @@ def variable(rng, m: int, n: int) -> rg.Variable:
 
 
 def approx_sign(dy, x):
-    """The slope of a parabola on each side of 0."""
+    """Return the slope of a parabola on each side of 0."""
     return dy * rg.maximum(2 - 2 * abs(x), 0)
 
 
 SIGN, FLOAT = (rg.sign, rg.sign), (rg.identity, rg.tanh)
 WAYS = {
     "float": (FLOAT, {}),
-    "true gradient": (SIGN, {"Sign": "Sign"}),  # in force anyway; named, its runs are counted
+    "true gradient": (SIGN, {"Sign": "Sign"}),  # the default rule; naming it counts its runs
     "straight-through": (SIGN, {"Sign": "Identity"}),
     "clipped": (SIGN, {"Sign": rg.rules.clipped_straight_through}),
     "approx_sign": (SIGN, {"Sign": approx_sign}),
@@ -86,9 +86,9 @@ WAYS = {
 
 
 class Adam:
-    """Adam (Kingma and Ba 2014); latent weights stay in [-1, 1] (Courbariaux et al. 2015).
+    """Adam (Kingma and Ba 2014). Latent weights stay in [-1, 1] (Courbariaux et al. 2015).
 
-    What it remembers is in Variables, which a compiled step takes along.
+    Its state is in Variables, which a compiled step updates.
     """
 
     def __init__(self, network):
@@ -110,7 +110,7 @@ class Adam:
 
 
 def digits():
-    """Training and test images (less the mean image) and labels."""
+    """Return training and test images (minus the mean image) and labels."""
     data = load_digits()
     split = train_test_split(
         (data.data / 16).astype(np.float32),
@@ -124,7 +124,7 @@ def digits():
 
 
 class Trainer:
-    """A network and its optimizer; compiled or not, it is the same code."""
+    """A network and its optimizer. The code is the same with and without compilation."""
 
     def __init__(self, way: str, seed: int, jit: bool = False):
         self.network = Network(*WAYS[way][0], seed)
@@ -140,18 +140,18 @@ class Trainer:
         self.adam.step(rg.variable_grads(loss).grads, rate)
 
     def _logits(self, x, x_test):
-        """Of test digits, normalised by the statistics of the whole training set."""
+        """Return logits of test digits, normalized by the statistics of the whole training set."""
         _, statistics = self.network(x)
         return self.network(x_test, statistics)[0]
 
     def epoch(self, data, rate, batch: int = 64) -> float:
-        """One pass over the training digits (but for a last, smaller batch); seconds per step."""
+        """Run one epoch without the last, smaller batch. Return the seconds per step."""
         x, _, labels, _ = data
         batches = self.rng.permutation(len(x))[: len(x) // batch * batch].reshape(-1, batch)
         start = time.perf_counter()
         for rows in batches:
             self.step(rg.tensor(x[rows]), rg.tensor(labels[rows]), rate)
-        float(self.adam.steps)  # waits: JAX returns before it is done
+        float(self.adam.steps)  # waits for the result, because JAX returns earlier
         return (time.perf_counter() - start) / len(batches)
 
     def accuracy(self, data) -> float:
@@ -161,7 +161,7 @@ class Trainer:
 
 
 def train(way: str, data, epochs: int, seed: int, jit: bool, advance) -> tuple[list[float], int]:
-    """The test accuracy after each epoch, and how often the rule ran."""
+    """Return the test accuracy after each epoch, and the number of runs of the rule."""
     trainer, curve = Trainer(way, seed, jit), []
     with rg.gradient_override_map(WAYS[way][1]) as used:
         for n in range(epochs):
@@ -173,7 +173,7 @@ def train(way: str, data, epochs: int, seed: int, jit: bool, advance) -> tuple[l
 
 
 def speed(way: str, data, epochs: int = 5) -> str:
-    """Time per step, eager and compiled: medians of epochs in turns, once it is compiled."""
+    """Return the time per step, eager and compiled: medians of epochs in turns, when compiled."""
     both = Trainer(way, 0), Trainer(way, 0, jit=True)
     with rg.gradient_override_map(WAYS[way][1]):
         both[1].epoch(data, 0.003)
@@ -189,7 +189,7 @@ def speed(way: str, data, epochs: int = 5) -> str:
 
 
 def rule_as_function(way: str, x: np.ndarray) -> np.ndarray:
-    """What the gradient of the activation is at x, by the same override."""
+    """Return the gradient of the activation at x, under the same override."""
     (_, activate), rules = WAYS[way]
     with rg.gradient_override_map(rules):
         return rg.grad(activate)(x).numpy()
@@ -203,7 +203,7 @@ def draw(curves: dict[str, np.ndarray], path: Path) -> None:
     x = np.linspace(-2, 2, 802)
     for i, (way, runs) in enumerate(curves.items()):
         epochs = np.arange(1, runs.shape[1] + 1)
-        color, width = f"C{i}", 3.5 - 0.5 * i  # curves that coincide are all seen
+        color, width = f"C{i}", 3.5 - 0.5 * i  # all curves stay visible where they coincide
         left.plot(epochs, 100 * np.median(runs, axis=0), color=color, label=way)
         left.fill_between(epochs, *100 * np.quantile(runs, [0, 1], axis=0), color=color, alpha=0.15)
         right.plot(x, rule_as_function(way, x), color=color, lw=width)
@@ -217,7 +217,7 @@ def draw(curves: dict[str, np.ndarray], path: Path) -> None:
 
 
 def main(quick: bool = False, jit: bool = False, ways=tuple(WAYS)) -> dict[str, float]:
-    """Train in all ways, print the table, draw; return the median test accuracies."""
+    """Train with all methods, print the table, draw; return the median test accuracies."""
     data, epochs, seeds = digits(), 6 if quick else 40, 1 if quick else 3
     table = Table("gradient", "test accuracy", "lowest", "highest", "rule ran", "seconds")
     curves = {}

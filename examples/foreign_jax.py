@@ -1,12 +1,12 @@
-"""Guided backprop and quantisation on models of Flax and Equinox that nobody edited.
+"""Guided backprop and quantization on unedited models of Flax and Equinox.
 
 Each model is written as in its own library's documentation. Guided backprop is a rule for the op
-type "Relu" (of positive gradients only); quantisation to a few levels trains through `round` with
-the straight-through estimator, a rule for "Round". Both are put around the model from outside.
+type "Relu", which passes only positive gradients. Quantization to a few levels trains through
+`round` with the straight-through estimator, a rule for "Round". Both wrap the model from outside.
 
 Run:     python examples/foreign_jax.py [--quick]
-Prints:  for Flax and for Equinox: the cosine of the guided saliency with the plain one; the loss
-         of quantised training without and with the straight-through estimator.
+Prints:  for Flax and for Equinox: the cosine between the guided and the plain saliency; the loss
+         of quantized training without and with the straight-through estimator.
 Needs:   pip install '.[jax]' flax equinox
 Source:  Springenberg et al., 2014, arXiv 1412.6806. Bengio et al., 2013, arXiv 1308.3432.
 """
@@ -53,7 +53,7 @@ class NeuralNetwork(eqx.Module):
 
 
 def cosine_of_guided(model, x) -> float:
-    """The cosine of the guided saliency with the plain one."""
+    """Return the cosine between the guided and the plain saliency."""
     guided = rg.jax.override(model, {"Relu": rg.rules.guided_relu})
     a, b = (jax.grad(lambda x, f=f: f(x).sum())(x).ravel() for f in (model, guided))
     guided.assert_fired()
@@ -61,7 +61,7 @@ def cosine_of_guided(model, x) -> float:
 
 
 def trained(loss, params, x, y, steps: int) -> float:
-    """The loss after some steps of gradient descent."""
+    """Return the loss after some steps of gradient descent."""
 
     @jax.jit
     def step(params):
@@ -75,7 +75,7 @@ def trained(loss, params, x, y, steps: int) -> float:
 
 
 def quantised(apply):
-    """The loss of a model whose weights are rounded to multiples of 1/8."""
+    """Return the loss of a model whose weights are rounded to multiples of 1/8."""
 
     def loss(params, x, y):
         coarse = jax.tree.map(lambda p: jnp.round(p * 8) / 8, params)
@@ -85,7 +85,7 @@ def quantised(apply):
 
 
 def main(quick: bool = False) -> dict[str, tuple[float, float, float]]:
-    """Both experiments on both models: the cosine, and the two losses."""
+    """Run both experiments on both models. Return the cosine and the two losses."""
     key = jax.random.key(0)
     x = jax.random.normal(key, (256, 2))
     y = jnp.sin(2 * x[:, :1]) * x[:, 1:]

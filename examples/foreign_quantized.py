@@ -1,20 +1,20 @@
-"""Quantisation-aware fine-tuning of a PyTorch model whose quantiser has no gradient.
+"""Quantization-aware fine-tuning of a PyTorch model whose quantizer has no gradient.
 
-The quantiser is an ordinary one: divide by a scale, `torch.round`, `torch.clamp`, multiply. The
-derivative of `round` is 0, so through it nothing learns. Quantisers for training hide a
-straight-through estimator inside; here it is put in from outside, by
-`gradient_override_map({"Round": straight_through})` around the training loop. Neither the model nor
-the quantiser is edited: weights are quantised by torch's own `parametrize`, activations by hooks.
+The quantizer is an ordinary one: divide by a scale, `torch.round`, `torch.clamp`, multiply. The
+derivative of `round` is 0, so no gradient passes through it. Quantizers for training contain a
+straight-through estimator. Here the estimator comes from outside:
+`gradient_override_map({"Round": straight_through})` wraps the training loop. The model and the
+quantizer are not edited: weights are quantized by torch's own `parametrize`, activations by hooks.
 
 Run:     python examples/foreign_quantized.py [--quick]      (needs torch and scikit-learn)
 Prints:  test accuracy on handwritten digits of a network 64-128-128-10 in float32, with weights and
          hidden activations rounded to 2 bits, and after fine-tuning without and with the override;
          and how many of the weights moved in the fine-tuning. Mean and range of three seeds.
-         Without the override only the last bias learns: no `round` stands between it and the loss.
-         "float32, trained on" had as many epochs as the fine-tuned ones.
+         Without the override only the last bias trains, because no `round` lies between it and
+         the loss. "float32, trained on" had as many epochs as the fine-tuned networks.
 Source:  Hinton, Neural Networks for Machine Learning, lecture 15b, 2012 (straight-through). Jacob
          et al., "Quantization and Training of Neural Networks for Efficient
-         Integer-Arithmetic-Only Inference", 2017, arXiv 1712.05877 (fake quantisation).
+         Integer-Arithmetic-Only Inference", 2017, arXiv 1712.05877 (fake quantization).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from torch.nn.utils import parametrize
 import regrad as rg
 import regrad.torch
 
-# -- somebody else's model, and somebody else's quantiser ------------------------------------------
+# -- a third-party model, and a third-party quantizer ----------------------------------------------
 
 
 class Network(nn.Module):
@@ -49,7 +49,7 @@ class Network(nn.Module):
 
 
 class FakeQuantize(nn.Module):
-    """Symmetric, with one scale for the whole tensor."""
+    """A symmetric quantizer, with one scale for the whole tensor."""
 
     def __init__(self, bits: int) -> None:
         super().__init__()
@@ -64,7 +64,7 @@ class FakeQuantize(nn.Module):
 
 
 def quantised(model: nn.Module, weights: int = 2, activations: int = 2) -> nn.Module:
-    """A copy of the model with quantised weights and hidden activations."""
+    """Return a copy of the model with quantized weights and hidden activations."""
     model = copy.deepcopy(model)
     quantise = FakeQuantize(activations)
     linear = [m for m in model.modules() if isinstance(m, nn.Linear)]
@@ -90,14 +90,14 @@ def accuracy(model: nn.Module, x: Tensor, labels: Tensor) -> float:
 
 
 def moved(before: nn.Module, after: nn.Module) -> float:
-    """The share of weights that differ."""
+    """Return the fraction of weights that differ."""
     pairs = zip(before.parameters(), after.parameters(), strict=True)
     changed = [(a != b).flatten() for a, b in pairs if a.dim() > 1]
     return torch.cat(changed).float().mean().item()
 
 
 def run(seed: int, epochs: int, split) -> dict[str, tuple[float, float]]:
-    """Accuracy, and the share of weights that moved, of each way."""
+    """Return the accuracy, and the fraction of weights that moved, for each method."""
     x, x_test, labels, labels_test = split
     torch.manual_seed(seed)
     model = Network()
@@ -124,7 +124,7 @@ def run(seed: int, epochs: int, split) -> dict[str, tuple[float, float]]:
 
 
 def main(quick: bool = False) -> dict[str, dict[str, float]]:
-    """Train, round, and fine-tune in both ways; return mean accuracies and shares moved."""
+    """Train, round, and fine-tune with both methods; return mean accuracies and fractions moved."""
     digits = load_digits()
     x = (digits.data / 16).astype(np.float32)
     split = train_test_split(x, digits.target, random_state=0, stratify=digits.target)

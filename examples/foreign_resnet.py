@@ -1,10 +1,10 @@
 """Guided backprop and deconvnet on a ResNet written in PyTorch, without editing it.
 
-The network is torchvision's in small: `BasicBlock` calls one in-place ReLU module twice, and the
-head uses `F.relu`. A module hook fails at the former and does not see the latter;
-`regrad.torch.gradient_override_map` replaces the gradient of the op, however it is called. Then the
-sanity check of Adebayo et al.: the last layer is replaced by random numbers (ten times). A saliency
-that explains the prediction must change.
+The network is a small version of torchvision's. `BasicBlock` calls one in-place ReLU module twice,
+and the head uses `F.relu`. A module hook fails for the first and does not find the second.
+`regrad.torch.gradient_override_map` replaces the gradient of the op, however it is called. Then
+follows the sanity check of Adebayo et al.: the last layer is replaced by random numbers (ten
+times). A saliency that explains the prediction must change.
 
                  dx, for y = relu(x)
     gradient     dy where x > 0                  (torch's own)
@@ -12,9 +12,9 @@ that explains the prediction must change.
     guided       dy where x > 0 and dy > 0
 
 Run:     python examples/foreign_resnet.py [--quick]      (needs torch and scikit-learn)
-Prints:  test accuracy on handwritten digits; what the override matched and what kept its gradient;
-         for each method the median cosine between the saliencies before and after (1: it did not
-         notice). Draws out/foreign_resnet.png.
+Prints:  test accuracy on handwritten digits; the calls that the override matched and the calls that
+         kept their gradient; for each method the median cosine between the saliencies before and
+         after (1 means no change). Draws out/foreign_resnet.png.
 Source:  He et al., "Deep Residual Learning for Image Recognition", 2015, arXiv 1512.03385.
          Zeiler and Fergus, 2013, arXiv 1311.2901. Springenberg et al., 2014, arXiv 1412.6806.
          Adebayo et al., "Sanity Checks for Saliency Maps", 2018, arXiv 1810.03292.
@@ -36,7 +36,7 @@ from torch import Tensor, nn
 import regrad as rg
 import regrad.torch
 
-# -- somebody else's model -------------------------------------------------------------------------
+# -- a third-party model ---------------------------------------------------------------------------
 
 
 def conv3x3(inputs: int, outputs: int, stride: int = 1) -> nn.Conv2d:
@@ -111,7 +111,7 @@ METHODS = {
 
 
 def saliency(model: nn.Module, images: Tensor, classes: Tensor, rules: dict):
-    """The gradient of each image's logit of the given class under the rules, and what they did."""
+    """Return the gradient of each image's logit of the given class, and the rules' report."""
     x = images.clone().requires_grad_()
     with regrad.torch.gradient_override_map(rules) as used:
         logits = model(x)

@@ -1,17 +1,18 @@
-"""Domain-adversarial training of a PyTorch model that knows nothing of it: two moons turned by 35°.
+"""Domain-adversarial training of an ordinary PyTorch model: two moons turned by 35°.
 
-The model is an ordinary one with two heads, one for the label and one for the domain. To have its
-features unlearn what tells domains apart, the gradient must be reversed where the domain head
-begins. That is one line, a closure given to `regrad.torch.custom_grad`, and a hook puts it there:
-the model and the training loop stay as they are. λ grows from 0 to its final value as in the paper.
+The model has two heads, one for the label and one for the domain. To remove the features that
+separate the domains, the gradient must be reversed where the domain head begins. This takes one
+line, a closure for `regrad.torch.custom_grad`, which a hook installs. The model and the training
+loop are unchanged. λ grows from 0 to its final value as in the paper.
 
 Run:     python examples/foreign_reversal.py [--quick]      (needs torch and scikit-learn)
-Prints:  how far the gradient of the reversed domain loss is from -λ times that of the plain one
-         (0), and for three seeds the accuracy on both domains without reversal (λ = 0) and with it
-         (λ = 1). Only labels of the source are used. Draws out/foreign_reversal.png. Steps and
-         learning rate were chosen by a sweep that looked at the target's labels, so take the gain
-         as an illustration. Another rounding of Adam's step moved a target accuracy from 87 to
-         93 %; runs of 500 steps reached 69 to 98 %, by the seed. λ = 0 reached 70 to 76 % always.
+Prints:  the difference between the gradient of the reversed domain loss and -λ times the gradient
+         of the plain loss (0), and for three seeds the accuracy on both domains without reversal
+         (λ = 0) and with it (λ = 1). Training uses only labels of the source. Draws
+         out/foreign_reversal.png. Steps and learning rate come from a sweep that used the target's
+         labels, so the gain is only an illustration. Another rounding of Adam's step moved a
+         target accuracy from 87 to 93 %; runs of 500 steps reached 69 to 98 %, depending on the
+         seed. λ = 0 always reached 70 to 76 %.
 Source:  Ganin et al., "Domain-Adversarial Training of Neural Networks", 2015, arXiv 1505.07818.
 """
 
@@ -32,7 +33,7 @@ import regrad.torch
 
 TURN, RATE = 35, 3e-3
 
-# -- somebody else's model -------------------------------------------------------------------------
+# -- a third-party model ---------------------------------------------------------------------------
 
 
 class TwoHeads(nn.Module):
@@ -53,7 +54,7 @@ class TwoHeads(nn.Module):
 
 
 def reverse_before(head: nn.Module, strength: Callable[[], float]) -> None:
-    """Reverse the gradient that leaves a head by its input."""
+    """Reverse the gradient that leaves a head through its input."""
     reverse = regrad.torch.custom_grad(lambda x: (x, lambda dy: -strength() * dy))
     head.register_forward_pre_hook(lambda _, args: (reverse(args[0]),))
 
@@ -91,7 +92,7 @@ def accuracy(model: TwoHeads, x: Tensor, labels: Tensor) -> float:
 
 
 def difference(x: Tensor, strength: float) -> float:
-    """Between the features' gradient of the reversed domain loss, and -strength times the plain."""
+    """Compare the gradient of the reversed domain loss with -strength times the plain one."""
     torch.manual_seed(0)
     model = TwoHeads().double()
 

@@ -1,16 +1,17 @@
 """Domain-adversarial training by a reversed gradient (DANN): two moons, and the same turned by 35°.
 
-Labels are known in the source domain only. A hidden layer feeds a label classifier and a domain
-classifier; between it and the latter stands `reverse_gradient`, so that the hidden layer learns
-what tells labels apart and unlearns what tells domains apart. One ordinary descent trains all.
+Labels are known only in the source domain. A hidden layer feeds a label classifier and a domain
+classifier. `reverse_gradient` lies between the hidden layer and the domain classifier, so the
+hidden layer keeps features that separate labels and loses features that separate domains. One
+ordinary gradient descent trains all parts.
 
 Run:     python examples/gradient_reversal.py [--quick]      (a minute)
-Prints:  accuracy on both domains without reversal (λ = 0) and with it (λ = 6), and how far all
-         parameters end from those of the paper's algorithm, written by hand in NumPy, after
-         the same draws. Draws out/gradient_reversal.png. One start of three that were tried
-         (λ = 6 reached 87, 91 and 94 % on the target, λ = 0 79 % each time). The learning rate
-         and the number of steps were chosen by a sweep that looked at the target's labels, so
-         take the gain as an illustration; the agreement with NumPy does not depend on it.
+Prints:  accuracy on both domains without reversal (λ = 0) and with it (λ = 6), and the difference
+         between the final parameters and the result of the paper's algorithm, written by hand in
+         NumPy, with the same draws. Draws out/gradient_reversal.png. The start is one of three
+         that were tried (λ = 6 reached 87, 91 and 94 % on the target, λ = 0 79 % each time). The
+         learning rate and the number of steps come from a sweep that used the target's labels, so
+         the gain is only an illustration. The agreement with NumPy does not depend on the sweep.
 Source:  Ganin et al., "Domain-Adversarial Training of Neural Networks", 2015, arXiv 1505.07818,
          Algorithm 1 (but λ scales the reversed gradient only, not the domain classifier's step).
 """
@@ -27,7 +28,7 @@ from sklearn.datasets import make_moons
 import regrad as rg
 
 HIDDEN, RATE, TURN = 15, 0.1, 35
-DOMAINS = rg.tensor(np.array([1.0, 0.0]))  # of the two rows of a draw: source, target
+DOMAINS = rg.tensor(np.array([1.0, 0.0]))  # for the two rows of a draw: source, target
 
 
 # -- with regrad ---------------------------------------------------------------------------------
@@ -42,7 +43,7 @@ def cross_entropy(labels, z):
 
 
 def loss(points, label, strength, p):
-    """Of one labelled source point and one target point, the two rows of `points`."""
+    """Return the loss of one labelled source point and one target point, the rows of `points`."""
     h = rg.nn.sigmoid(points @ p["w"] + p["b"])
     reversed_h = rg.rules.reverse_gradient(h, strength)
     label_loss = cross_entropy(label, logits(h[:1], p["v"], p["c"]))
@@ -58,7 +59,7 @@ def train(p, draws, strength):
     return {name: value.numpy() for name, value in p.items()}
 
 
-# -- the same by hand ------------------------------------------------------------------------------
+# -- the same algorithm by hand --------------------------------------------------------------------
 
 
 def sigmoid(z):
@@ -97,7 +98,7 @@ def start(seed: int) -> dict[str, np.ndarray]:
 
 
 def drawn(source, labels, target, steps: int, seed: int):
-    """Pairs of a source and a target point, as the two rows of an array, and the first's label."""
+    """Return pairs of a source and a target point as rows of an array, and the first's label."""
     rng = np.random.default_rng(seed)
     for _ in range(steps):
         i, j = rng.integers(len(source)), rng.integers(len(target))

@@ -1,8 +1,8 @@
 """Guided backprop, deconvnet and the plain gradient of one unedited ReLU network.
 
-The three saliency methods differ only in how a gradient passes a ReLU, so each is a rule for the
-op type "Relu", put in force around the call. Then the sanity check of Adebayo et al.: the last
-layer is replaced by random numbers (ten times). A saliency that explains the prediction must
+The three saliency methods differ only in how a gradient passes a ReLU. So each method is a rule for
+the op type "Relu", active around the call. Then follows the sanity check of Adebayo et al.: the
+last layer is replaced by random numbers (ten times). A saliency that explains the prediction must
 change.
 
                  dx, for y = relu(x)
@@ -12,8 +12,8 @@ change.
 
 Run:     python examples/guided_backprop.py [--quick]
 Prints:  test accuracy of a network 64-128-128-128-128-128-128-10 on handwritten digits, and for
-         each method the median cosine between the saliencies before and after (1: it did
-         not notice). Draws out/guided_backprop.png.
+         each method the median cosine between the saliencies before and after (1 means no
+         change). Draws out/guided_backprop.png.
 Source:  Zeiler and Fergus, 2013, arXiv 1311.2901. Springenberg et al., 2014, arXiv 1412.6806.
          Adebayo et al., "Sanity Checks for Saliency Maps", 2018, arXiv 1810.03292.
 """
@@ -46,7 +46,7 @@ def model(layers, x):
 
 
 def saliency(layers, x, classes, rules):
-    """The gradient of each image's logit of the given class, under the rules."""
+    """Return the gradient of each image's logit of the given class, under the rules."""
     with rg.gradient_override_map(rules) as used:
         dx = rg.grad(lambda x: rg.sum(model(layers, x) * classes))(x)
     used.assert_fired()
@@ -62,7 +62,7 @@ def layer(rng, m: int, n: int):
 
 
 def adam(layers, gradients, state, rate=1e-3):
-    """One step; `state` holds the running means of gradients and squares, in place."""
+    """Run one step. `state` holds the running means of gradients and squares, updated in place."""
     state["steps"] = t = state.get("steps", 0) + 1
     new = []
     for i, (pair, dpair) in enumerate(zip(layers, gradients, strict=True)):

@@ -1,14 +1,14 @@
 """A layer whose output solves an equation: z = tanh(W z + x) (deep equilibrium model).
 
-By the implicit function theorem its gradient follows from the solution alone: with u = dy + Jᵀ u,
-where J is the cell's Jacobian by z, the gradient is u pulled back through one application of the
-cell. That equation is again a fixed point, so the rule calls the function it belongs to, and
-derivatives of every order are implicit too. How often the forward pass iterates leaves no trace in
-memory.
+By the implicit function theorem, the gradient depends only on the solution. With u = dy + Jᵀ u,
+where J is the cell's Jacobian with respect to z, the gradient is u pulled back through one
+application of the cell. The equation for u is again a fixed point, so the rule calls the function
+it belongs to, and derivatives of every order are implicit, too. The memory does not depend on the
+number of iterations of the forward pass.
 
 Run:     python examples/implicit_layer.py
-Prints:  against backpropagation through all iterations: the difference of first and of second
-         derivatives (relative), and the bytes kept for the backward pass (the NumPy arrays that a
+Prints:  compared with backpropagation through all iterations: the relative difference of first and
+         second derivatives, and the bytes kept for the backward pass (the NumPy arrays that a
          tape and its closures keep alive, by tracemalloc). Draws out/implicit_layer.png.
 Source:  Bai, Kolter and Koltun, "Deep Equilibrium Models", 2019, arXiv 1909.01377.
 """
@@ -30,11 +30,11 @@ def unrolled(cell, params, z, steps):
 
 
 def fixed_point(cell, params, z, steps):
-    """The z that cell(params, z) leaves unchanged, searched for from the given z."""
+    """Return the z that cell(params, z) leaves unchanged, starting from the given z."""
 
     @rg.custom_grad
     def solve(params):
-        constants = [rg.stop_gradient(p) for p in params]  # so that no order records the search
+        constants = [rg.stop_gradient(p) for p in params]  # so that no order records the iterations
         solution = unrolled(cell, constants, z, steps)
 
         def adjoint(args, u):
@@ -60,7 +60,7 @@ def cell(params, z):
 
 
 def problem(size: int = 50, batch: int = 32, contraction: float = 0.9):
-    """A random W whose spectral norm is `contraction`, and inputs x."""
+    """Return a random W whose spectral norm is `contraction`, and inputs x."""
     rng = np.random.default_rng(0)
     w = rng.normal(size=(size, size))
     w *= contraction / np.linalg.norm(w, 2)
@@ -68,7 +68,7 @@ def problem(size: int = 50, batch: int = 32, contraction: float = 0.9):
 
 
 def derivatives(solver, params, steps):
-    """The gradient g of sum(z²) by W and x, and the Hessian times g."""
+    """Return the gradient g of sum(z²) with respect to W and x, and the Hessian times g."""
     zero = rg.zeros_like(params[1])
 
     def loss(params):
@@ -81,7 +81,7 @@ def derivatives(solver, params, steps):
 
 
 def kept_bytes(solver, params, steps) -> int:
-    """The bytes of the arrays alive between forward and backward that were not before."""
+    """Return the bytes of new arrays that are alive between the forward and backward pass."""
     arrays = tracemalloc.DomainFilter(True, np.lib.tracemalloc_domain)
     zero, kept = rg.zeros_like(params[1]), 0
 
@@ -99,7 +99,7 @@ def kept_bytes(solver, params, steps) -> int:
 
 
 def difference(found, expected) -> float:
-    """The largest difference, relative to the largest expected number."""
+    """Return the largest difference, relative to the largest expected number."""
     pairs = [(a.numpy(), b.numpy()) for a, b in zip(found, expected, strict=True)]
     return max(float(abs(a - b).max() / abs(b).max()) for a, b in pairs)
 

@@ -1,13 +1,13 @@
-"""log(1 + eˣ) without overflow: a value and a gradient of your own, and three orders of it.
+"""log(1 + eˣ) without overflow: a custom value and gradient, for three orders of derivatives.
 
-Written as it is read, log(1 + eˣ) overflows: in float32 its value at 100 is infinite and its
-gradient NaN. The documentations of TensorFlow and JAX mend the gradient with a custom one that
-reuses eˣ. That is the column "documented". It is right at first order only: the rule still holds
-an infinite number, and the rule's own derivative meets it; and at -20 it cancels to 0. The column
-"log1pexp" keeps x instead and answers with the sigmoid, an op with a rule of its own.
+Evaluated literally, log(1 + eˣ) overflows: in float32 its value at 100 is infinite and its gradient
+is NaN. The documentation of TensorFlow and JAX fixes the gradient with a custom gradient that
+reuses eˣ, here the column "documented". It is correct only at first order. Its rule still contains
+an infinite number, which affects the rule's own derivative, and at -20 it cancels to 0. The column
+"log1pexp" keeps x instead and returns the sigmoid, an op that has a rule itself.
 
 Run:     python examples/log1pexp.py
-Prints:  value, first, second and third derivative by the three ways, and the true numbers.
+Prints:  value, first, second and third derivative by the three methods, and the true numbers.
 Source:  TensorFlow, `tf.custom_gradient`; JAX, "Custom derivative rules".
 """
 
@@ -41,10 +41,10 @@ def log1pexp(x):
 
 
 def derivatives(f: Callable, x: float, orders: int = 3) -> list[float]:
-    """f(x), f'(x), f''(x), … in float32."""
+    """Return f(x), f'(x), f''(x), … in float32."""
     found = []
     for _ in range(orders + 1):
-        with np.errstate(over="ignore"):  # the naive way overflows on purpose
+        with np.errstate(over="ignore"):  # the naive version overflows on purpose
             found.append(f(rg.scalar(x)).item())
         f = rg.grad(f)
     return found

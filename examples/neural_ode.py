@@ -1,16 +1,16 @@
-"""A neural ODE learns a spiral: the gradient of its solver, by the steps and by the adjoint.
+"""A neural ODE fits a spiral: the gradient of its solver, through the steps and by the adjoint.
 
-dy/dt = f(y) is to be found from one run of a spiral (Chen et al.'s, whose true f is A y³). f is a
-small network. A fixed number of Runge-Kutta steps goes along time in `rg.scan`, and the gradient
-goes back through all of them; the whole is one compiled training step.
+The task is to find dy/dt = f(y) from one run of a spiral (Chen et al.'s, whose true f is A y³). f
+is a small network. `rg.scan` takes a fixed number of Runge-Kutta steps along time, and the gradient
+propagates back through all of them. The whole training step is one compiled program.
 
-Chen et al. take another road back: the adjoint, a second ODE that runs backwards in time and
-needs nothing of the way there but its end. Here it is a `custom_grad`. It is the derivative of
-the solution, and the other that of the steps towards it, so that the two differ by the solver's
-error: a sixteenth when the step is halved, as Runge-Kutta's order is 4.
+Chen et al. use another method, the adjoint. It is a second ODE that runs backwards in time and
+needs only the end of the forward run. Here it is a `custom_grad`. The adjoint is the derivative of
+the exact solution, and the other gradient is the derivative of the solver's steps. So the two
+differ by the solver's error: a sixteenth when the step is halved, as Runge-Kutta's order is 4.
 
 Run:     python examples/neural_ode.py [--quick]      (about a minute)
-Prints:  the loss while training; how far the learned run ends up from the true one; then, in
+Prints:  the loss while training; the distance of the learned run from the true run; then, in
          float64, the difference between the two gradients as the steps are halved.
          Draws out/neural_ode.png: the data, the learned run, and f as arrows.
 Needs:   jax, optax.
@@ -31,7 +31,7 @@ from rich.table import Table
 import regrad as rg
 
 A = np.array([[-0.1, 2.0], [-2.0, -0.1]])
-START, POINTS, DT = [1.3, 0.0], 400, 0.05  # of the run that is learned from
+START, POINTS, DT = [1.3, 0.0], 400, 0.05  # of the training run
 
 
 def spiral(y):
@@ -47,7 +47,7 @@ def network(params, y):
 
 
 def rk4(f, y, dt: float):
-    """One step of the classic Runge-Kutta method; y is a list of tensors, and so is f(y)."""
+    """Take one step of the classic Runge-Kutta method. y and f(y) are lists of tensors."""
 
     def ahead(h, slopes):
         return [a + h * slope for a, slope in zip(y, slopes, strict=True)]
@@ -60,7 +60,7 @@ def rk4(f, y, dt: float):
 
 
 def solve(f, y, dt: float, steps: int):
-    """The y at the end, and after each step."""
+    """Return the y at the end, and after each step."""
 
     def step(y, _):
         y = rk4(f, y, dt)
@@ -70,13 +70,13 @@ def solve(f, y, dt: float, steps: int):
 
 
 def end(params, y, dt: float, steps: int):
-    """Where the network leads; the gradient goes back through the steps."""
+    """Return the end point of the network's ODE. The gradient goes back through the steps."""
     return solve(lambda y: [network(params, y[0])], [y], dt, steps)[0][0]
 
 
 @rg.custom_grad
 def end_by_adjoint(params, y, dt: float, steps: int):
-    """The same; the gradient solves da/dt = -a ∂f/∂y, and collects a ∂f/∂params on the way."""
+    """Return the same end point. Its gradient solves da/dt = -a ∂f/∂y and sums up a ∂f/∂params."""
     last = end(params, y, dt, steps)
 
     def slopes(state):
@@ -94,7 +94,7 @@ def end_by_adjoint(params, y, dt: float, steps: int):
 
 
 def compare_gradients(params, time: float = 1.0) -> list[dict[str, float]]:
-    """In float64, on NumPy arrays; scan is a loop in Python there."""
+    """Compare in float64, on NumPy arrays, where scan is a Python loop."""
     params = [rg.tensor(p.numpy().astype(np.float64)) for p in params]
     y = rg.tensor(np.random.default_rng(0).uniform(-1.5, 1.5, (16, 2)))
     rows, table = (
@@ -126,7 +126,7 @@ def initial(hidden: int = 64) -> list[rg.Variable]:
 
 
 def train(run: np.ndarray, iterations: int, segment: int = 20, batch: int = 64):
-    """Learn from segments of the run that start anywhere on it."""
+    """Train on segments of the run with random starts."""
     params, rng = initial(), np.random.default_rng(0)
     adam = rg.train.Optimizer(optax.adam(optax.cosine_decay_schedule(1e-2, iterations)))
     adam.init(params)

@@ -1,15 +1,15 @@
 """A reversible network: memory that does not grow with depth (RevNet).
 
-The activations of a reversible block can be computed from its output, so none need be kept.
-`custom_grad` says so in one rule for the whole stack: the backward pass undoes block after block,
-and differentiates each on the spot. The same blocks without the rule keep what a tape keeps.
+The activations of a reversible block can be computed from its output, so none need be kept. A
+single `custom_grad` rule describes this for the whole stack: the backward pass inverts block after
+block, and differentiates each at once. Without the rule, the same blocks keep what a tape keeps.
 
 Run:     python examples/reversible_network.py
-Prints:  for stacks of 4 to 256 blocks, the bytes that are kept for the backward pass (the NumPy
-         arrays alive between forward and backward that were not before it, by tracemalloc), the
-         largest error of any gradient relative to the ordinary one's, and the time of both.
-         The error grows with depth because a block is undone up to rounding only; weights four
-         times as large make it 2e-10. Draws out/reversible_network.png.
+Prints:  for stacks of 4 to 256 blocks, the bytes that are kept for the backward pass (the new NumPy
+         arrays that are alive between forward and backward pass, by tracemalloc), the largest
+         error of any gradient relative to the ordinary one, and the time of both.
+         The error grows with depth, because the inverse of a block has rounding errors. Weights
+         four times as large make it 2e-10. Draws out/reversible_network.png.
 Source:  Gomez, Ren, Urtasun and Grosse, "The Reversible Residual Network", 2017, arXiv 1707.04585.
 """
 
@@ -60,13 +60,13 @@ def reversible(halves, blocks):
 
 
 def array_bytes() -> int:
-    """The bytes of all NumPy arrays that were made since tracemalloc started and are alive."""
+    """Return the bytes of all living NumPy arrays that were made since tracemalloc started."""
     arrays = tracemalloc.DomainFilter(True, np.lib.tracemalloc_domain)
     return sum(t.size for t in tracemalloc.take_snapshot().filter_traces([arrays]).traces)
 
 
 def kept_bytes(net, halves, blocks) -> int:
-    """What stays alive between the forward and the backward pass."""
+    """Return the bytes that stay alive between the forward and the backward pass."""
     kept = 0
 
     def loss(halves, blocks):
@@ -83,7 +83,7 @@ def kept_bytes(net, halves, blocks) -> int:
 
 
 def gradients(net, halves, blocks):
-    """The gradients of sum(y1² + y2²) by every half and weight, and the seconds (best of 3)."""
+    """Return the gradients of sum(y1² + y2²) by halves and weights, and the seconds (best of 3)."""
 
     def loss(halves, blocks):
         y1, y2 = net(halves, blocks)
@@ -95,7 +95,7 @@ def gradients(net, halves, blocks):
 
 
 def compare(depth: int) -> dict[str, float]:
-    """Both ways on one random stack of `depth` blocks, in float64."""
+    """Run both versions on one random stack of `depth` blocks, in float64."""
     rng = np.random.default_rng(0)
     halves = [rg.tensor(rng.normal(size=(BATCH, WIDTH))) for _ in range(2)]
     scale = 0.25 / np.sqrt(WIDTH)

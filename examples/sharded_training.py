@@ -1,20 +1,21 @@
 """One training program on one device, on a mesh of eight, and in two processes of four each.
 
 The network has binary weights and activations. The gradient of the weights' sign comes from an
-override, that of the activations from a `custom_grad`. Neither knows of devices, nor does the
-model. Where the data and the Variables are placed decides what runs in parallel:
+override, and the gradient of the activations comes from a `custom_grad`. The rules and the model
+contain no code for devices. The placement of the data and the Variables determines what runs in
+parallel:
 
     one device       nothing is placed
     data parallel    each of 8 devices has an eighth of the batch and all weights
     tensor parallel  4 x 2 devices: the batch is in quarters, the hidden weights are in halves
     two processes    as data parallel; each has 4 devices, and loads its own half of the batch
 
-The processes are joined by `jax.distributed` on the loopback address, with the calls that join
-machines. The devices are virtual, parts of the CPU: this shows that the numbers agree, and nothing
-of speed. The means are over all of the batch, wherever its parts lie. Needs JAX.
+`jax.distributed` joins the processes on the loopback address, with the same calls that join
+machines. The devices are virtual, parts of the CPU. So the example shows that the numbers agree,
+but nothing about speed. Means are over the whole batch, wherever its parts lie. Needs JAX.
 
 Run:     python examples/sharded_training.py [--quick]      (about half a minute)
-Prints:  the losses side by side, and the largest difference from one device.
+Prints:  the losses next to each other, and the largest difference from one device.
 """
 
 from __future__ import annotations
@@ -34,15 +35,15 @@ from sklearn.datasets import load_digits
 import regrad as rg
 
 BATCH = 128
-LIMIT = 300  # seconds, after which a child is given up
+LIMIT = 300  # seconds until a child is terminated
 
 
-# -- the program: what is here runs on any machine -------------------------------------------------
+# -- the program, which runs on any machine --------------------------------------------------------
 
 
 @rg.custom_grad
 def activate(x, save):
-    """Sign, with the slope of a parabola on each side of 0 (Liu et al. 2018)."""
+    """Return the sign, with the slope of a parabola on each side of 0 (Liu et al. 2018)."""
     save([x])
     return rg.sign(x), lambda dy, saved: dy * rg.maximum(2 - 2 * abs(saved[0]), 0)
 
@@ -66,7 +67,7 @@ class Network:
 
 
 def train(network: Network, batches, rate: float = 0.3) -> list[float]:
-    """The loss at each step, by gradient descent with the clipped straight-through estimator."""
+    """Return the loss at each step of gradient descent with the clipped estimator."""
 
     @rg.jit
     def step(x, labels):
@@ -83,18 +84,18 @@ def train(network: Network, batches, rate: float = 0.3) -> list[float]:
 
 
 def digits(steps: int):
-    """Batches of images and labels, the same in every process."""
+    """Return batches of images and labels, the same in every process."""
     data, rng = load_digits(), np.random.default_rng(0)
     for _ in range(steps):
         rows = rng.choice(len(data.data), BATCH, replace=False)
         yield (data.data[rows] / 16).astype(np.float32), data.target[rows].astype(np.int32)
 
 
-# -- placing ---------------------------------------------------------------------------------------
+# -- placement -------------------------------------------------------------------------------------
 
 
 def mesh_of(**axes: int):
-    """A mesh of all devices, and the layouts on it."""
+    """Return a mesh of all devices, and a function that makes layouts on it."""
     import jax
     from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
@@ -117,15 +118,15 @@ def data_parallel(steps: int) -> list[float]:
 def tensor_parallel(steps: int) -> list[float]:
     on, network = mesh_of(data=4, model=2), Network()
     network.first.place(on())
-    network.hidden.place(on(None, "model"))  # each half of the devices makes half of the columns
-    network.last.place(on("model", None))  # and takes them in here, where they are summed
+    network.hidden.place(on(None, "model"))  # each half of the devices computes half of the columns
+    network.last.place(on("model", None))  # the columns enter here and are summed
     losses = train(network, (rg.device_put(batch, on("data")) for batch in digits(steps)))
     assert network.hidden.device == on(None, "model")
     return losses
 
 
 def several_processes(steps: int) -> list[float]:
-    """As `data_parallel`, where each process loads only the part of the batch that it needs."""
+    """Train as in `data_parallel`. Each process loads only its part of the batch."""
     import jax
 
     on, network = mesh_of(data=len(jax.devices())), Network()
@@ -140,7 +141,7 @@ def several_processes(steps: int) -> list[float]:
     return train(network, ((whole(x), whole(labels)) for x, labels in digits(steps)))
 
 
-# -- children: JAX counts its devices when it starts, so each setup has processes of its own ------
+# -- children: JAX counts devices at startup, so each setup runs in separate processes ------------
 
 WAYS = {
     "one device": one_device,
@@ -151,11 +152,11 @@ WAYS = {
 
 
 def child(job: dict) -> None:
-    """What a child does: join the others if there are any, train, write the losses."""
+    """Run a child process: join the others if there are any, train, and write the losses."""
     if job["processes"] > 1:
         import jax
 
-        # a cluster's own values are found without arguments, see docs/devices.md
+        # on a cluster, initialize() needs no arguments, see docs/devices.md
         jax.distributed.initialize(
             f"127.0.0.1:{job['port']}", job["processes"], job["rank"], initialization_timeout=60
         )
@@ -164,7 +165,7 @@ def child(job: dict) -> None:
 
 
 def start(job: dict, devices: int, log) -> subprocess.Popen:
-    """A child with so many virtual CPU devices."""
+    """Start a child with this number of virtual CPU devices."""
     virtual = {
         "JAX_PLATFORMS": "cpu",
         "JAX_CPU_COLLECTIVES_IMPLEMENTATION": "gloo",
@@ -175,11 +176,11 @@ def start(job: dict, devices: int, log) -> subprocess.Popen:
 
 
 def wait(children: list[subprocess.Popen], limit: float = LIMIT) -> bool:
-    """Until all have ended well; False, and none left, if one fails or the time is over."""
+    """Wait until all children succeed. If one fails or time is up, end all and return False."""
     end = time.monotonic() + limit
     try:
         while any(c.poll() is None for c in children) and time.monotonic() < end:
-            if any(c.poll() for c in children):  # the others would wait for it
+            if any(c.poll() for c in children):  # the others would wait for the failed child
                 break
             time.sleep(0.05)
         return all(c.poll() == 0 for c in children)
@@ -190,7 +191,7 @@ def wait(children: list[subprocess.Popen], limit: float = LIMIT) -> bool:
 
 
 def launch(ways: list[str], steps: int, processes: int) -> dict[str, list[float]]:
-    """The losses of these ways of training, on 8 devices of so many processes."""
+    """Return the losses of these setups, on 8 devices split over the processes."""
     with tempfile.TemporaryDirectory() as folder, socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         job = {"ways": ways, "steps": steps, "processes": processes, "port": free.getsockname()[1]}
@@ -210,7 +211,7 @@ def launch(ways: list[str], steps: int, processes: int) -> dict[str, list[float]
 
 
 def main(quick: bool = False) -> dict[str, list[float]]:
-    """Train all ways, print the losses, return them."""
+    """Train with all setups, print the losses, return them."""
     steps = 12 if quick else 60
     *together, apart = WAYS
     losses = {**launch(together, steps, processes=1), **launch([apart], steps, processes=2)}

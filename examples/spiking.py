@@ -1,18 +1,18 @@
-"""A spiking network, trained by a surrogate of the spike's gradient through 30 time steps.
+"""A spiking network, trained with a surrogate gradient of the spike through 30 time steps.
 
-Pixels spike at random, the darker the more often. 128 hidden neurons add up what arrives, leak, and
+Pixels spike at random; the darker, the more often. 128 hidden neurons sum their inputs, leak, and
 spike at a threshold: `rg.step`, whose gradient is 0. An override of its op type, "Step", replaces
-it by the slope of a fast sigmoid. `rg.scan` goes along time: a Python loop in eager mode, one XLA
-loop in a compiled step. The backward pass needs three arrays of every time step: the spikes, 1 less
-these, and the potentials less the threshold. With `checkpoint=True` the tape keeps just the carry,
-the potentials with which a step begins, and computes the rest again.
+the gradient by the slope of a fast sigmoid. `rg.scan` runs along time: a Python loop in eager mode,
+one XLA loop in a compiled step. The backward pass needs three arrays per time step: the spikes, 1
+minus the spikes, and the potentials minus the threshold. With `checkpoint=True` the tape keeps only
+the carry, i.e. the potentials at the beginning of a step, and computes the rest again.
 
 Run:     python examples/spiking.py [--quick]      (about a minute)
 Prints:  (1) the bytes that an eager tape keeps for a gradient of 64 digits, with and without
-         checkpoints; the values and gradients are equal bit for bit.
-         (2) for compiled training, with and without: the accuracy on 450 test digits, how many
-         of the hidden neurons spike per digit, and the time per step.
-         Draws out/spiking.png: one test digit on its way through the trained network.
+         checkpoints; the values and gradients are bit-identical.
+         (2) for compiled training, with and without: the accuracy on 450 test digits, the number
+         of hidden neurons that spike per digit, and the time per step.
+         Draws out/spiking.png: one test digit in the trained network.
 Needs:   jax, optax.
 Source:  Neftci, Mostafa and Zenke, "Surrogate Gradient Learning in Spiking Neural Networks",
          2019, arXiv 1901.09948. Zenke and Ganguli, "SuperSpike", 2018, arXiv 1705.11146.
@@ -40,7 +40,7 @@ SURROGATE = {"Step": rg.rules.superspike(5.0)}
 
 
 class Network:
-    """64-128-10: leaky integrate-and-fire neurons, and outputs that add up without spiking."""
+    """64-128-10: leaky integrate-and-fire neurons, and outputs that sum without spiking."""
 
     def __init__(self, seed: int):
         rng = np.random.default_rng(seed)
@@ -48,14 +48,14 @@ class Network:
         self.last = rg.Variable(rng.normal(0, 0.1, (HIDDEN, 10)), dtype="float32", name="last")
 
     def __call__(self, spikes, checkpoint: bool = False):
-        """Spikes (time, batch, 64) to outputs (time, batch, 10) and hidden spikes."""
+        """Map spikes (time, batch, 64) to outputs (time, batch, 10) and hidden spikes."""
 
         def tick(carry, arriving):
             v, out = carry
             v = 0.9 * v + arriving @ self.hidden
             z = rg.step(v - 1.0)
             out = 0.95 * out + z @ self.last
-            after = v * (1 - rg.stop_gradient(z))  # a neuron that spikes starts again at 0
+            after = v * (1 - rg.stop_gradient(z))  # a neuron restarts at 0 after a spike
             return (after, out), (out, z)
 
         batch = spikes.shape[1]
@@ -64,13 +64,13 @@ class Network:
 
 
 def loss(network: Network, checkpoint: bool, spikes, labels):
-    """The cross entropy of each output's highest potential."""
+    """Return the cross entropy of each output's highest potential."""
     outputs, _ = network(spikes, checkpoint)
     return rg.losses.sparse_softmax_cross_entropy(labels, rg.max(outputs, axis=0))
 
 
 def as_spikes(images: np.ndarray, rng, steps: int = STEPS) -> np.ndarray:
-    """Spikes (time, batch, 64) of images (batch, 64): white never, black every other time."""
+    """Return spikes (time, batch, 64) of images (batch, 64). Black spikes half the time."""
     return (rng.random((steps, *images.shape)) < images / 2).astype(np.float32)
 
 
@@ -82,11 +82,11 @@ def digits():
     )
 
 
-# -- what the tape keeps -------------------------------------------------------------------------
+# -- memory of the tape --------------------------------------------------------------------------
 
 
 def gradient_and_kept(images, labels, steps: int, checkpoint: bool):
-    """The loss, its gradients, and the bytes alive after the forward pass that were not before."""
+    """Return the loss, its gradients, and the bytes of new arrays after the forward pass."""
     spikes = rg.tensor(as_spikes(images, np.random.default_rng(0), steps))
     network = Network(seed=0)
     arrays, kept = tracemalloc.DomainFilter(True, np.lib.tracemalloc_domain), []

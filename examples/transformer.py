@@ -1,20 +1,20 @@
-"""A small transformer learns to write like Python's manual, letter by letter.
+"""A small transformer is trained to write like Python's manual, letter by letter.
 
-The text is what `help` shows; it comes with Python, so there is nothing to download. Queries and
-keys are turned by their place (rotary embedding), AdamW is optax's, and the training step is
-compiled.
+The text is the output of `help`. It comes with Python, so there is nothing to download. Queries and
+keys are rotated by their position (rotary embedding), AdamW comes from optax, and the training step
+is compiled.
 
-Before each block the gradient is clipped, by a `custom_grad` in the midst of the model: the value
-passes as it is, and the gradient of each example gets a norm of at most CLIP. An optimizer that
-clips sees only what all examples come to in the end; here one odd example cannot take over.
+Before each block a `custom_grad` in the middle of the model clips the gradient. The value passes
+unchanged, and the gradient of each example gets a norm of at most CLIP. An optimizer that clips
+only has access to the sum over all examples. Here a single odd example cannot dominate.
 
-Half way, weights and optimizer go to a file. Another model, drawn from another seed, reads it and
-goes on. It ends with the same bits as the one that was never stopped.
+Halfway, weights and optimizer are saved to a file. Another model, drawn from another seed, reads
+the file and continues. Its final state is bit-identical to the state of the uninterrupted run.
 
 Run:     python examples/transformer.py [--quick]      (about two minutes)
-Prints:  the loss per letter, in training and on text that is not trained on; how many of the
-         gradients that met a clip were too long; whether the resumed run is the same; and what
-         the model writes.
+Prints:  the loss per letter, in training and on other text; how many of the gradients that reached
+         a clip were too long; whether the resumed run is the same; and a text that the model
+         writes.
 Needs:   jax, optax, safetensors.
 Source:  Vaswani et al., "Attention Is All You Need", 2017, arXiv 1706.03762. Su et al.,
          "RoFormer: Enhanced Transformer with Rotary Position Embedding", 2021, arXiv 2104.09864.
@@ -36,7 +36,7 @@ WIDTH, HEADS, BLOCKS, CONTEXT, BATCH, CLIP = 64, 4, 2, 64, 16, 0.08
 
 
 def text() -> str:
-    """What `help("if")` and the like show: most of the language reference."""
+    """Return the output of `help("if")` and similar calls: most of the language reference."""
     try:
         from pydoc_data.topics import topics
     except ImportError as error:
@@ -51,7 +51,7 @@ def text() -> str:
 
 
 def turned(x):
-    """Pairs of features, (…, place, features), turned by angles that grow with the place."""
+    """Rotate pairs of features, (…, position, features), by angles that grow with the position."""
     half = x.shape[-1] // 2
     angles = np.arange(x.shape[-2])[:, None] * 100.0 ** -(np.arange(half) / half)
     cos, sin = (
@@ -63,7 +63,7 @@ def turned(x):
 
 
 class Transformer:
-    """Letters (batch, place) to logits (batch, place, letters) for the letters that come next."""
+    """Maps letters (batch, place) to logits (batch, place, letters) of the next letters."""
 
     def __init__(self, letters: int, seed: int):
         rng = np.random.default_rng(seed)
@@ -87,7 +87,7 @@ class Transformer:
         return rg.nn.layer_norm(x) @ w["logits"]
 
     def clipped(self, x):
-        """x, of which each example's gradient has a norm of at most CLIP; counts what it clips."""
+        """Return x. Clip each example's gradient to the norm CLIP, and count the clipped ones."""
 
         def grad_func(dy):
             norm = rg.sqrt(rg.sum(rg.square(dy), axis=(1, 2), keepdims=True))
@@ -111,7 +111,7 @@ class Transformer:
 
 
 class Run:
-    """A model, its optimizer and the compiled step; all of their state is in Variables."""
+    """A model, its optimizer and the compiled step. All of their state is in Variables."""
 
     def __init__(self, letters: int, steps: int, seed: int):
         self.model = Transformer(letters, seed)
@@ -125,7 +125,7 @@ class Run:
         self.step = rg.jit(lambda ids: self.adamw.minimize(lambda: self.model.loss(ids)))
 
     def train(self, batches) -> float:
-        """The mean loss of these batches."""
+        """Return the mean loss of these batches."""
         return rg.train.fit(self.step, batches, epochs=1)["loss"][0]
 
     def bits(self) -> list[bytes]:
@@ -133,14 +133,14 @@ class Run:
 
 
 def random_batches(ids, steps: int):
-    """As many batches of pieces of the text; step n has the same each time."""
+    """Yield random batches of pieces of the text. Step n always has the same batch."""
     rng = np.random.default_rng(0)
     starts = rng.integers(0, len(ids) - CONTEXT, (steps, BATCH, 1))
     return [ids[s + np.arange(CONTEXT + 1)] for s in starts]
 
 
 def resumed(run: Run, half: list, letters: int, steps: int) -> Run:
-    """A new run, started from what is on file of another one, and trained to the end."""
+    """Return a new run that starts from the file of another run and is trained to the end."""
     new = Run(letters, steps, seed=1)
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "run.safetensors"
@@ -151,13 +151,13 @@ def resumed(run: Run, half: list, letters: int, steps: int) -> Run:
 
 
 def write(run: Run, alphabet: str, start: str, letters: int, seed: int = 0) -> str:
-    """Letters drawn one by one; the program is compiled once, for a window of one size."""
+    """Draw letters one by one. The program is compiled once, for a window of fixed size."""
     rng, logits = np.random.default_rng(seed), rg.jit(run.model)
     ids = [alphabet.index(c) for c in start]
     for _ in range(letters):
         window = np.zeros((1, CONTEXT), np.int64)
         recent = ids[-CONTEXT:]
-        window[0, : len(recent)] = recent  # what comes after is not seen: attention is causal
+        window[0, : len(recent)] = recent  # attention is causal, so later letters have no effect
         scores = logits(window).numpy()[0, len(recent) - 1] / 0.8  # the temperature
         ids.append(int(np.argmax(scores + rng.gumbel(size=len(scores)))))
     return "".join(alphabet[i] for i in ids)

@@ -1,4 +1,4 @@
-"""The tool: answer GradBench's messages, one JSON line for another, until the input ends."""
+"""The tool: answers GradBench's messages, one JSON line per message, until the input ends."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ def answer(message: dict[str, Any]) -> dict[str, Any]:
             case "evaluate":
                 function = getattr(module(message), message["function"])
                 return {"success": True} | function.evaluate(message["input"])
-    except Exception:  # an eval wants to read about it, whatever it was
+    except Exception:  # the eval receives every error as text
         return {"success": False, "error": traceback.format_exc()}
-    return {}  # "analysis": what the eval thinks of an answer
+    return {}  # "analysis": the eval's judgment of a result
 
 
 def module(message: dict[str, Any]) -> Any:
@@ -39,6 +39,6 @@ def module(message: dict[str, Any]) -> Any:
 
 if __name__ == "__main__":
     jax.config.update("jax_enable_x64", True)  # the evals compare 64-bit floats
-    # Each result is waited for, so there is no use in a second thread to compute it.
+    # The tool waits for each result, so a second thread for computation has no use.
     jax.config.update("jax_cpu_enable_async_dispatch", False)
     main()

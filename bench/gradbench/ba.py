@@ -1,4 +1,4 @@
-"""Bundle adjustment: how far projected points lie from where cameras saw them."""
+"""Bundle adjustment: the distances between projected points and their positions in images."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import regrad as rg
 
 from .protocol import function, indices, tensor
 
-CAMERA, POINT = 11, 3  # parameters of each
-ROW = CAMERA + POINT + 1  # what one reprojection error depends on
+CAMERA, POINT = 11, 3  # the number of parameters of each
+ROW = CAMERA + POINT + 1  # the number of inputs of one reprojection error
 
 
 class Observations(NamedTuple):
-    """Which camera saw which point where, and how much it counts."""
+    """The pairs of camera and point, the observed positions, and their weights."""
 
     cameras: rg.Tensor  # (n, 11)
     points: rg.Tensor  # (m, 3)
@@ -25,7 +25,7 @@ class Observations(NamedTuple):
     point: rg.Tensor  # (p,), indices
 
 
-Columns = list[rg.Tensor]  # one Tensor for each component, all observations in each
+Columns = list[rg.Tensor]  # one Tensor per component, which holds it for all observations
 
 
 def dot(a: Columns, b: Columns) -> rg.Tensor:
@@ -41,7 +41,7 @@ def cross(a: Columns, b: Columns) -> Columns:
 
 
 def rotated(x: Columns, axis: Columns) -> Columns:
-    """Points turned about an axis, by its length as the angle (Rodrigues' formula)."""
+    """Rotate points about an axis, whose length is the angle (Rodrigues' formula)."""
     squared = dot(axis, axis)
     turned = squared > 0
     angle = rg.sqrt(rg.where(turned, squared, 1))  # (keeps the gradient finite)
@@ -53,10 +53,10 @@ def rotated(x: Columns, axis: Columns) -> Columns:
 
 
 def reprojection(variables: Columns, feature: Columns) -> Columns:
-    """The two errors of the observations, whose variables are those of one row of the matrix.
+    """Return the two errors of the observations. Their variables are the entries of a matrix row.
 
-    Columns, and no arrays of rows: XLA makes few loops of what goes element by element, and
-    would cut them where rows are put together.
+    The function uses columns instead of arrays of rows. XLA fuses elementwise ops to few loops, and
+    joining rows would split the loops.
     """
     camera, point, weight = variables[:11], variables[11:14], variables[14]
     seen = rotated([point[i] - camera[3 + i] for i in range(3)], camera[:3])
@@ -67,7 +67,7 @@ def reprojection(variables: Columns, feature: Columns) -> Columns:
 
 
 def gathered(o: Observations) -> tuple[Columns, Columns]:
-    """What `reprojection` takes."""
+    """Return the arguments of `reprojection`."""
     camera = [rg.take(column, o.camera) for column in rg.unstack(o.cameras, axis=1)]
     point = [rg.take(column, o.point) for column in rg.unstack(o.points, axis=1)]
     return [*camera, *point, o.weights], rg.unstack(o.features, axis=1)
@@ -98,7 +98,7 @@ def write_errors(errors: tuple[rg.Tensor, rg.Tensor]) -> dict[str, Any]:
 
 
 def write_matrix(matrix: tuple[rg.Tensor, ...]) -> dict[str, Any]:
-    """The first thirty numbers, and the last, of each part of the matrix."""
+    """Return the first thirty numbers, and the last number, of each part of the matrix."""
     parts = zip(("rows", "cols", "vals"), matrix, strict=True)
     return {name: [*part[:30].tolist(), part[-1].item()] for name, part in parts}
 
@@ -112,10 +112,10 @@ def objective(o: Observations) -> tuple[rg.Tensor, rg.Tensor]:
 @function(read, write_matrix)
 @rg.jit
 def jacobian(o: Observations) -> tuple[rg.Tensor, rg.Tensor, rg.Tensor]:
-    """The sparse matrix of all derivatives: where its rows start, their columns, the values."""
+    """Return the sparse matrix of all derivatives: the starts of its rows, columns, and values."""
     variables, features = gathered(o)
-    # Observations do not depend on each other, so the gradient of a sum over all of them holds
-    # each one's own derivatives.
+    # Observations do not depend on each other, so the gradient of the sum over all of them
+    # contains the derivatives of each one.
     values = []
     for i in range(2):
         error = rg.grad(
@@ -131,14 +131,14 @@ def weight_error(weights: rg.Tensor) -> rg.Tensor:
 
 
 def starts(o: Observations) -> rg.Tensor:
-    """Where each row of the matrix starts, and the last one ends."""
+    """Return the start of each row of the matrix, and the end of the last row."""
     p = len(o.weights)
     first = ROW * rg.arange(2 * p, dtype=rg.int32)
     return rg.concat([first, 2 * p * ROW + rg.arange(p + 1, dtype=rg.int32)])
 
 
 def columns(o: Observations) -> rg.Tensor:
-    """The columns of all entries: cameras come first, then points, then weights."""
+    """Return the columns of all entries: cameras first, then points, then weights."""
     points = CAMERA * len(o.cameras)
     weights = points + POINT * len(o.points)
     weight = weights + rg.arange(len(o.weights), dtype=rg.int32)

@@ -1,4 +1,4 @@
-"""A checkout of GradBench, made to run in a folder of its own: nothing is written into it."""
+"""A checkout of GradBench that runs in a separate folder, so that nothing is written into it."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ BITS = "“"  # the character of the original text that makes its characters 14 
 
 
 class Checkout(NamedTuple):
-    """Where things are, and what runs Python there."""
+    """The paths of a checkout, and the Python that runs its tools."""
 
     source: Path
-    folder: Path  # ours: evals run here, and C++ is built here
+    folder: Path  # regrad's folder, in which evals run and C++ is built
     python: str
 
     @property
@@ -46,7 +46,7 @@ class Checkout(NamedTuple):
                 script = str(self.package / "gradbench" / "cpp.py")
                 return self.command([self.python, script, "manual"])
             case "jax":
-                # (The option only keeps the tool from choosing a CPU: we choose it for all.)
+                # (The option only keeps the tool from choosing a CPU, which `run` does for all.)
                 waiting = ["-m", "bench.gradbench.waiting_jax", str(tools / "jax" / "run.py")]
                 return self.command([self.python, *waiting, "--multithreaded"], ROOT)
             case _:
@@ -58,17 +58,17 @@ class Checkout(NamedTuple):
         environment = os.environ | {  # (`bench` has set one thread for all libraries)
             "PYTHONPATH": os.pathsep.join([str(self.package), str(ROOT), str(ROOT / "src")]),
             "PYTHONDONTWRITEBYTECODE": "1",
-            "JAX_ENABLE_X64": "1",  # JAX's `ode` would compute with 32 bits, unlike all others
-            "JAX_CPU_ENABLE_ASYNC_DISPATCH": "0",  # as our tool has it
+            "JAX_ENABLE_X64": "1",  # otherwise JAX's `ode` computes with 32 bits, unlike the others
+            "JAX_CPU_ENABLE_ASYNC_DISPATCH": "0",  # the same as in regrad's tool
             "TF_CPP_MIN_LOG_LEVEL": "3",
             "TF_NUM_INTRAOP_THREADS": "1",
             "TF_NUM_INTEROP_THREADS": "1",
-            "MAKEFLAGS": "n",  # `manual` is built once, not anew for each session
+            "MAKEFLAGS": "n",  # `manual` is built once, not for each session
         }
         return Command(words, folder or self.folder, environment)
 
     def versions(self) -> list[str]:
-        """Those of the peers' libraries, as far as they are there."""
+        """Return the versions of the peers' libraries that are installed."""
         code = "import sys, importlib; print(importlib.import_module(sys.argv[1]).__version__)"
         found = []
         for name in PYTHON_PEERS:
@@ -80,7 +80,7 @@ class Checkout(NamedTuple):
         return found
 
     def listed(self, tool: str, eval_: str) -> str:
-        """What the checkout itself says of a tool at an eval: nothing bad, or a word on it."""
+        """Return upstream's note if the checkout lists a problem of a tool at an eval."""
         lines = (self.source / "tools" / tool / "evals.txt").read_text().splitlines()
         words = dict([*line.split(), ""][:2] for line in lines)
         if eval_ not in words:
@@ -89,12 +89,12 @@ class Checkout(NamedTuple):
 
 
 def opened(source: Path, folder: Path, python: str) -> Checkout:
-    """The checkout, with a folder that looks to the evals like the checkout's own."""
+    """Return the checkout, with a folder that looks like the checkout to the evals."""
     (folder / "evals").mkdir()
     for name in EVALS:
         (folder / "evals" / name).symlink_to(source / "evals" / name)
     text = source / "evals" / "lstm" / "data" / "lstm_full.txt"
-    if not text.exists() or text.stat().st_size < 8192:  # absent, or a pointer to it
+    if not text.exists() or text.stat().st_size < 8192:  # missing, or a pointer to a large file
         (folder / "evals" / "lstm").unlink()
         data = folder / "evals" / "lstm" / "data"
         data.mkdir(parents=True)
@@ -107,7 +107,7 @@ def opened(source: Path, folder: Path, python: str) -> Checkout:
 
 
 def build_manual(checkout: Checkout) -> str:
-    """Build the C++ tool, by which the evals validate. What is said is why it cannot be."""
+    """Build the C++ tool, which the evals use for validation. Return the reason if it fails."""
     header = checkout.folder / "cpp" / "json.hpp"
     if not header.exists():
         found = [path for path in JSON_HEADERS if Path(path).exists()]

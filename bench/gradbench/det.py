@@ -1,4 +1,4 @@
-"""A determinant by expansion by minors: n! products, for the sake of the work."""
+"""A determinant by expansion by minors, with n! products, as the eval prescribes."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import regrad as rg
 
 from .protocol import function, tensor
 
-LARGEST = 7  # the largest matrix whose minors are all computed at once
+LARGEST = 7  # the largest matrix for which all minors are computed at once
 
 
 def minors(rows: rg.Tensor) -> rg.Tensor:
-    """What remains of the rows without each of the columns, along a new third axis.
+    """Return the rows without each of the columns in turn, along a new third axis.
 
-    The axes are row, column, and any that tell matrices apart.
+    The axes are row, column, and further axes that number the matrices.
     """
     columns = rows.shape[1]
     return rg.stack(
@@ -24,13 +24,13 @@ def minors(rows: rg.Tensor) -> rg.Tensor:
 
 
 def alternating(row: rg.Tensor, dets: rg.Tensor) -> rg.Tensor:
-    """The sum along the first row, with signs + - + …"""
+    """Return the sum along the first row, with signs + - + …"""
     products = row * dets
     return products[0::2].sum(axis=0) - products[1::2].sum(axis=0)
 
 
 def determinant(a: rg.Tensor) -> rg.Tensor:
-    """Of one matrix, or of many that further axes tell apart."""
+    """Return the determinant of one matrix, or of many along further axes."""
     size = len(a)
     if size == 1:
         return a[0, 0]
@@ -39,7 +39,7 @@ def determinant(a: rg.Tensor) -> rg.Tensor:
     rest = minors(a[1:])
     if size <= LARGEST:
         return alternating(a[0], determinant(rest))
-    # One minor after another, none of which leaves more behind than its elements.
+    # The minors are computed one after another, and each keeps only its elements.
     stacked = rg.moveaxis(rest, 2, 0)
     _, dets = rg.scan(lambda _, minor: (None, determinant(minor)), None, stacked, checkpoint=True)
     return alternating(a[0], dets)

@@ -10,7 +10,7 @@ Map = Callable[[rg.Tensor], rg.Tensor]
 
 
 def jacobian(f: Map) -> Map:
-    """All derivatives of f(x) by a vector x, along a new last axis."""
+    """Return all derivatives of f(x) with respect to a vector x, along a new last axis."""
 
     def of(x: rg.Tensor) -> rg.Tensor:
         directions = rg.eye(len(x), dtype=x.dtype)

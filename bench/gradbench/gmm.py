@@ -1,4 +1,4 @@
-"""The posterior probability of a mixture of Gaussians, as a logarithm."""
+"""The logarithm of the posterior probability of a mixture of Gaussians."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ import regrad as rg
 from .protocol import function, tensor
 
 NAMES = ("alpha", "mu", "q", "l")
-Independent = dict[str, rg.Tensor]  # by these names
+Independent = dict[str, rg.Tensor]  # the names of the parameters
 
 
 def log_posterior(independent: Independent, x: rg.Tensor, m: int, gamma: float) -> rg.Tensor:
     alpha, mu, q, below = (independent[name] for name in NAMES)
     (n, d), k = x.shape, len(alpha)
     factor = cholesky(q, below)
-    # Q(x - μ) = Qx - Qμ: then all components take their part in one large matrix product.
-    # The points come last: XLA adds up along the other axes for many points at once.
+    # Q(x - μ) = Qx - Qμ, so all components share one large matrix product.
+    # The points are the last axis, because XLA sums along the other axes for many points at once.
     scaled = (factor.reshape((k * d, d)) @ x.T).reshape((k, d, n))
     distance = (scaled - factor @ mu[..., None]).square().sum(axis=1)
     log_determinant = q.sum(axis=1)
@@ -35,7 +35,7 @@ def log_posterior(independent: Independent, x: rg.Tensor, m: int, gamma: float) 
 
 
 def cholesky(q: rg.Tensor, below: rg.Tensor) -> rg.Tensor:
-    """The lower triangular factors; `below` holds by columns what is under their diagonals."""
+    """Return the lower triangular factors. `below` holds their lower entries by column."""
     k, d = q.shape
     columns, rows = np.triu_indices(d, 1)
     zeros = rg.zeros((k, d, d), dtype=rg.float64)

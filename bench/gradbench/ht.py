@@ -1,4 +1,4 @@
-"""Hand tracking: how far a posed model of a hand lies from measured points."""
+"""Hand tracking: the distances between a posed model of a hand and measured points."""
 
 from __future__ import annotations
 
@@ -13,35 +13,35 @@ from .protocol import function, indices, tensor
 
 
 class Hand(NamedTuple):
-    """The model of a hand of b bones and v vertices, and the n measured points."""
+    """The model of a hand with b bones and v vertices, and the n measured points."""
 
-    relatives: rg.Tensor  # (b, 4, 4), each bone in its parent's place
-    inverses: rg.Tensor  # (b, 4, 4), from the place of the whole to each bone's
+    relatives: rg.Tensor  # (b, 4, 4), each bone relative to its parent
+    inverses: rg.Tensor  # (b, 4, 4), from global coordinates to each bone's coordinates
     positions: rg.Tensor  # (v, 4), homogeneous
-    weights: rg.Tensor  # (v, b), how much a vertex follows each bone
+    weights: rg.Tensor  # (v, b), the weight of each bone for a vertex
     mirror: rg.Tensor  # (3,), -1 along an axis that is mirrored
-    vertices: rg.Tensor  # (n, 3) or (n, 1), the corners of the triangle of each point
+    vertices: rg.Tensor  # (n, 3) or (n, 1), the corners of each point's triangle
     points: rg.Tensor  # (n, 3)
 
 
 def vertices(theta: rg.Tensor, hand: Hand, parents: tuple[int, ...]) -> rg.Tensor:
-    """The places of all vertices, (v, 3)."""
+    """Return the positions of all vertices, (v, 3)."""
     relatives = hand.relatives @ finger_turns(theta[6:], len(parents))
     absolutes: list[rg.Tensor] = []
     for relative, parent in zip(rg.unstack(relatives), parents, strict=True):
         absolutes.append(relative if parent == -1 else absolutes[parent] @ relative)
     bones = (rg.stack(absolutes) @ hand.inverses)[:, :3]
-    # A vertex goes where its bones take it, by their weights: one matrix product for all.
+    # A vertex is the weighted mean of its positions by bone: one matrix product for all vertices.
     shares = hand.weights[:, :, None] * hand.positions[:, None, :]
     places = rg.tensordot(shares, bones, axes=((1, 2), (0, 2))) * hand.mirror
     return places @ global_turn(theta[:3]).T + theta[3:6]
 
 
 def finger_turns(angles: rg.Tensor, bones: int) -> rg.Tensor:
-    """The turn of each bone, (bones, 4, 4), of four angles for each finger.
+    """Return the rotation of each bone, (bones, 4, 4), from four angles for each finger.
 
-    A wrist comes first, then four bones for each finger, then what is left. The first bone of
-    a finger keeps still; the second bends and spreads, the other two bend.
+    The wrist comes first, then four bones for each finger, then the rest. The first bone of a
+    finger is fixed. The second bends and spreads, and the other two bend.
     """
     bend, spread, middle, tip = angles.reshape((5, 4)).T
     zero = rg.zeros_like(bend)
@@ -57,7 +57,7 @@ def finger_turns(angles: rg.Tensor, bones: int) -> rg.Tensor:
 
 
 def global_turn(axis: rg.Tensor) -> rg.Tensor:
-    """The matrix that turns about an axis, by its length as the angle; none below 0.0001."""
+    """Return the rotation about an axis, whose length is the angle; none below 0.0001."""
     squared = axis.square().sum()
     turned = squared >= 1e-8
     angle = rg.sqrt(rg.where(turned, squared, 1))  # (keeps the gradient finite)
@@ -72,10 +72,10 @@ def global_turn(axis: rg.Tensor) -> rg.Tensor:
 
 
 def fitted(places: rg.Tensor, us: rg.Tensor, hand: Hand) -> rg.Tensor:
-    """The points of the hand's surface that stand for the measured ones.
+    """Return the points of the hand's surface that correspond to the measured points.
 
-    Each lies in a triangle at the coordinates us, (n, 2); without coordinates it is a vertex.
-    It depends on the places linearly, so axes beyond theirs, as derivatives have, come along.
+    Each lies in a triangle at the coordinates us, (n, 2). Without coordinates it is a vertex. The
+    function is linear in the positions, so further axes, such as derivatives, are allowed.
     """
     first, *others = (
         rg.take(places, corner, axis=0) for corner in rg.unstack(hand.vertices, axis=1)
@@ -113,11 +113,11 @@ def objective(theta: rg.Tensor, us: rg.Tensor, hand: Hand, parents: tuple[int, .
 @function(read)
 @rg.jit(static_argnums=3)
 def jacobian(theta: rg.Tensor, us: rg.Tensor, hand: Hand, parents: tuple[int, ...]) -> rg.Tensor:
-    """The derivatives of each error by its own two coordinates, and by theta."""
+    """Return the derivatives of each error with respect to its two coordinates and to theta."""
     places = vertices(theta, hand, parents)
     by_theta = fitted(forward.jacobian(lambda t: vertices(t, hand, parents))(theta), us, hand)
     if us.size:
-        # No two points share coordinates, so one direction serves all of them.
+        # No two points share coordinates, so one direction serves all points.
         directions = rg.eye(2, dtype=rg.float64)[:, None] + rg.zeros_like(us)
 
         def along(direction: rg.Tensor) -> rg.Tensor:

@@ -1,4 +1,4 @@
-"""The direction of Newton's method for k-means: the gradient over the Hessian's diagonal."""
+"""The direction of Newton's method for k-means: the gradient divided by the Hessian's diagonal."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from .protocol import function, tensor
 
 
 def distances(points: rg.Tensor, centroids: rg.Tensor) -> rg.Tensor:
-    """The squared distances of all points from all centroids, less each point's |p|²."""
+    """Return the squared distances of all points from all centroids, minus each point's |p|²."""
     return centroids.square().sum(axis=1) - 2 * (points @ centroids.T)
 
 
 def objective(points: rg.Tensor, centroids: rg.Tensor) -> rg.Tensor:
-    """The cost, by the nearest centroids themselves: its derivatives touch no others."""
+    """Return the cost, from the nearest centroids only, so that derivatives involve no others."""
     nearest = rg.argmin(distances(points, rg.stop_gradient(centroids)), axis=1)
     return (points - rg.take(centroids, nearest, axis=0)).square().sum()
 
@@ -27,7 +27,7 @@ def read(given: dict[str, Any]) -> tuple[rg.Tensor, rg.Tensor]:
 @function(read, float)
 @rg.jit
 def cost(points: rg.Tensor, centroids: rg.Tensor) -> rg.Tensor:
-    # XLA finds the least of many numbers much faster than its place.
+    # XLA finds the minimum of many numbers much faster than its index.
     return points.square().sum() + distances(points, centroids).min(axis=1).sum()
 
 

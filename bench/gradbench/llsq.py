@@ -1,4 +1,4 @@
-"""The squared distance of a polynomial from the sign function, at n places."""
+"""The squared distance between a polynomial and the sign function, at n positions."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .protocol import function, tensor
 
 
 def powers(t: rg.Tensor, count: int) -> rg.Tensor:
-    """The rows 1, t, t², … of a matrix."""
+    """Return the rows 1, t, t², … of a matrix."""
     rows = [rg.ones_like(t)]
     while len(rows) < count:
         rows.append(rows[-1] * t)
@@ -19,10 +19,10 @@ def powers(t: rg.Tensor, count: int) -> rg.Tensor:
 
 
 def polynomial(x: rg.Tensor, t: rg.Tensor) -> rg.Tensor:
-    """`x[0] + x[1] t + x[2] t² + …`, taken together in groups of about √m coefficients.
+    """Return `x[0] + x[1] t + x[2] t² + …`, evaluated in groups of about √m coefficients.
 
-    Two small matrix products do the work of one with all m powers of t, which would not fit
-    into a processor's cache.
+    Two small matrix products replace one product with all m powers of t, which would not fit into
+    a processor's cache.
     """
     size = math.isqrt(len(x) - 1) + 1
     groups = rg.pad(x, [(0, -len(x) % size)]).reshape((-1, size))

@@ -10,7 +10,7 @@ from .protocol import function, tensor
 
 
 def logsumexp(x: rg.Tensor) -> rg.Tensor:
-    # The result does not depend on what is subtracted here, so its gradient does not, either.
+    # The result does not depend on the subtracted number, so the gradient does not, either.
     largest = rg.stop_gradient(x.max())
     return largest + rg.log(rg.exp(x - largest).sum())
 

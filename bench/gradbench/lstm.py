@@ -8,7 +8,7 @@ import regrad as rg
 
 from .protocol import function, tensor
 
-State = list[tuple[rg.Tensor, rg.Tensor]]  # of each layer, what it shows and what it keeps
+State = list[tuple[rg.Tensor, rg.Tensor]]  # for each layer, its output and its cell state
 
 
 def loss(main: rg.Tensor, extra: rg.Tensor, state: rg.Tensor, text: rg.Tensor) -> rg.Tensor:
@@ -29,7 +29,7 @@ def loss(main: rg.Tensor, extra: rg.Tensor, state: rg.Tensor, text: rg.Tensor) -
         return after, (following * (predicted - norm)).sum()
 
     start = [(state[2 * i], state[2 * i + 1]) for i in range(layers)]
-    # (To compute a step again takes less time than to keep all that its gradient asks for.)
+    # (Computing a step again takes less time than storing everything that its gradient needs.)
     _, gains = rg.scan(step, start, (text[:-1], text[1:]), checkpoint=True)
     return -gains.sum() / (bits * len(gains))
 

@@ -1,4 +1,4 @@
-"""An ordinary differential equation by Runge and Kutta's method."""
+"""An ordinary differential equation, solved by a Runge-Kutta method."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def solution(x: rg.Tensor, steps: int) -> rg.Tensor:
         k4 = rate(y + h * k3)
         return y + h / 6 * (k1 + 2 * k2 + 2 * k3 + k4), None
 
-    # (To compute a step again takes less time than to keep all that its gradient asks for.)
+    # (Computing a step again takes less time than storing everything that its gradient needs.)
     y, _ = rg.scan(step, rg.zeros_like(x), length=steps, checkpoint=True)
     return y
 

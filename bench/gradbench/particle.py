@@ -1,4 +1,4 @@
-"""A charged particle, steered so that it hits the origin: derivatives within derivatives."""
+"""A charged particle that is steered to hit the origin: derivatives within derivatives."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import regrad as rg
 from .protocol import Function, function, tensor
 from .solver import MODES, Gradient, argmin
 
-DT = 0.1  # the time of a step
-MAX_STEPS = 500  # of a flight: those on the way to the best one take 350 to 360
+DT = 0.1  # the duration of a step
+MAX_STEPS = 500  # the bound of a flight; flights during the optimization take 350 to 360 steps
 
 
 def potential(x: rg.Tensor, charges: rg.Tensor) -> rg.Tensor:
@@ -16,9 +16,9 @@ def potential(x: rg.Tensor, charges: rg.Tensor) -> rg.Tensor:
 
 
 def miss(gradient: Gradient, w: rg.Tensor, max_steps: int | None) -> rg.Tensor:
-    """The square of where the particle meets the x axis, by Euler's method.
+    """Return the square of the position at which the particle crosses the x axis (Euler's method).
 
-    A gradient of it in reverse mode needs the most steps there can be; forward mode does not.
+    Its gradient in reverse mode needs a bound of the number of steps. Forward mode does not.
     """
     x, velocity = rg.tensor([0, 8], dtype="float64"), rg.tensor([0.75, 0], dtype="float64")
     moved = rg.tensor([[0, -1], [0, 0]], dtype="float64")
@@ -38,7 +38,7 @@ def miss(gradient: Gradient, w: rg.Tensor, max_steps: int | None) -> rg.Tensor:
 
 
 def variant(outer: Gradient, inner: Gradient) -> Function:
-    """The steering w at which the particle misses least."""
+    """Return the steering w that minimizes the miss distance of the particle."""
 
     @function(lambda given: (tensor([given["w"]]),), float)
     @rg.jit

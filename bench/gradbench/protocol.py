@@ -1,4 +1,4 @@
-"""What the evals share: how a function is measured, and how numbers become Tensors."""
+"""Shared code of the evals: timing of functions, and conversion of numbers to Tensors."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import regrad as rg
 
 
 class Function:
-    """A function of an eval, with what turns JSON into its arguments and its result into JSON."""
+    """A function of an eval, with conversions of its arguments and result from and to JSON."""
 
     def __init__(self, call: Callable[..., Any], read: Callable[[Any], tuple], write: Callable):
         self.call, self.read, self.write = call, read, write
@@ -22,7 +22,7 @@ class Function:
         return self.write(self.call(*self.read(given)))
 
     def evaluate(self, given: Any) -> dict[str, Any]:
-        """The answer to an `evaluate` message: the output, and how long each run took."""
+        """Return the reply to an `evaluate` message: the output, and the time of each run."""
         runs, seconds = 1, 0.0
         if isinstance(given, dict):  # (hello sends a bare number)
             runs, seconds = given.get("min_runs", 1), given.get("min_seconds", 0.0)
@@ -41,15 +41,15 @@ class Function:
 def function(
     read: Callable[[Any], tuple], write: Callable = rg.Tensor.tolist
 ) -> Callable[[Callable[..., Any]], Function]:
-    """Make a function of an eval: `read` gives its arguments, `write` takes its result."""
+    """Make a function of an eval. `read` returns its arguments, `write` converts its result."""
     return lambda call: Function(call, read, write)
 
 
 def tensor(values: Any) -> rg.Tensor:
-    """A float64 Tensor of JAX data, so that no call of a compiled function has to convert it."""
+    """Return a float64 Tensor of JAX data, so that compiled calls need no conversion."""
     return rg.asarray(jnp.asarray(np.asarray(values, dtype=np.float64)))
 
 
 def indices(values: Any) -> rg.Tensor:
-    """The same of int32."""
+    """Return an int32 Tensor of JAX data."""
     return rg.asarray(jnp.asarray(np.asarray(values, dtype=np.int32)))

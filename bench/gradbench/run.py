@@ -1,4 +1,4 @@
-"""Measure the tool beside others: `python -m bench.gradbench.run --gradbench CHECKOUT`."""
+"""Measure the tool against others: `python -m bench.gradbench.run --gradbench CHECKOUT`."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from .checkout import EVALS, PEERS, Checkout, build_manual, opened
 from .session import Session, held
 
 RESULTS = Path(__file__).parents[1] / "results"
-SECONDS = 300.0  # for one session
-# Which sizes are timed: small, middle and large ones of the evals' own defaults
+SECONDS = 300.0  # the limit of one session
+# The sizes to time: small, middle and large ones of the evals' own defaults
 TIMED = {
     "lse": "-n 2500 40000 320000",
     "llsq": "-n 16 256 4096",
@@ -40,9 +40,9 @@ QUICK = {
     "ba": "--min 1 --max 1",
     "ht": "--min 1 --max 1",
 }
-# Tools count the first call, which compiles, so seconds alone may leave no call after it.
+# Tools count the first call, which compiles, so a time limit alone may leave no further call.
 ENOUGH = "--min-runs 21 --min-seconds 0.3"
-# The files of ht that are in a checkout without large files
+# The files of ht that a checkout without large files contains
 WHOLE = {"ht": "--max 11"}
 Rounds = dict[tuple[str, str], list[Session]]  # by eval and tool
 
@@ -63,7 +63,7 @@ def main() -> None:
         ]
         whole = {} if options.quick else validated(checkout, options.eval)
         rounds: Rounds = {}
-        for _ in range(options.rounds):  # what an interrupted run had is written down
+        for _ in range(options.rounds):  # rewritten each round, so an interrupted run is recorded
             another_round(rounds, checkout, options, {"manual": missing} if missing else {})
             text = table.markdown(about, whole, rounds, ["regrad", *options.peers])
             written(text, options)
@@ -71,7 +71,7 @@ def main() -> None:
 
 
 def written(text: str, options: argparse.Namespace) -> None:
-    """Write the report down, unless it is of a part or a quick run."""
+    """Write the report, unless it is from a part or a quick run."""
     if not options.quick and len(options.eval) == len(EVALS):
         path = RESULTS / f"{report.today()}-{report.slug()}-gradbench.md"
         path.write_text(text, encoding="utf-8")
@@ -83,28 +83,28 @@ def arguments() -> argparse.Namespace:
     add = parser.add_argument
     add("--gradbench", type=Path, required=True, metavar="CHECKOUT", help="of GradBench")
     add("--eval", nargs="+", choices=EVALS, default=EVALS, metavar="NAME", help="these evals only")
-    add("--peers", default="jax,pytorch,tensorflow,manual", help="tools to measure beside ours")
+    add("--peers", default="jax,pytorch,tensorflow,manual", help="tools to measure against regrad")
     add("--python", default=sys.executable, help="for the evals and the peers")
     add("--rounds", type=int, default=3)
     add("--quick", action="store_true", help="small sizes, one round; writes nothing")
     options = parser.parse_args()
     options.peers = [name for name in options.peers.split(",") if name]
     if unknown := set(options.peers) - set(PEERS):
-        parser.error(f"no peer is called {', '.join(unknown)}; there are {', '.join(PEERS)}")
+        parser.error(f"unknown peers {', '.join(unknown)}; known are {', '.join(PEERS)}")
     if options.quick:
         options.rounds = 1
     return options
 
 
 def command(options: argparse.Namespace) -> str:
-    """What was called, without paths of the machine."""
+    """Return the command, without paths of the machine."""
     words = ["python -m bench.gradbench.run --gradbench CHECKOUT", "--peers"]
     words += [",".join(options.peers), f"--rounds {options.rounds}"]
     return " ".join(words)
 
 
 def validated(checkout: Checkout, evals: Sequence[str]) -> dict[str, Session]:
-    """Our tool at all default sizes, twice each."""
+    """Run regrad's tool at all default sizes, twice each."""
     whole = {}
     for name in evals:
         options = [] if name == "hello" else ["--min-runs", "2", "--min-seconds", "0"]
@@ -118,7 +118,7 @@ def validated(checkout: Checkout, evals: Sequence[str]) -> dict[str, Session]:
 def another_round(
     rounds: Rounds, checkout: Checkout, options: argparse.Namespace, missing: Mapping[str, str]
 ) -> None:
-    """Each eval with each tool once more, at the sizes to be timed."""
+    """Run each eval with each tool once, at the sizes to be timed."""
     for name in options.eval:
         words = (QUICK if options.quick else TIMED).get(name, "").split()
         words += [] if name == "hello" else ENOUGH.split()

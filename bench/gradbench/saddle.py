@@ -1,4 +1,4 @@
-"""A saddle point by descents within a descent: derivatives within derivatives."""
+"""A saddle point by a descent around inner descents: derivatives within derivatives."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def height(x: rg.Tensor, y: rg.Tensor) -> rg.Tensor:
 
 
 def variant(outer: Gradient, inner: Gradient) -> Function:
-    """The x with the least of the greatest heights over all y, and the y of that height."""
+    """Return the x that minimizes the maximum over all y, and the y of that maximum."""
 
     @function(lambda given: (tensor(given["start"]),))
     @rg.jit

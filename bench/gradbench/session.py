@@ -1,4 +1,4 @@
-"""One eval with one tool: start both, pass their messages on, keep what they say."""
+"""One eval with one tool: starts both, forwards their messages, and records them."""
 
 from __future__ import annotations
 
@@ -33,24 +33,24 @@ class Command(NamedTuple):
 
 
 class Evaluation(NamedTuple):
-    """What became of one `evaluate` message."""
+    """The outcome of one `evaluate` message."""
 
     function: str
     size: str
     seconds: float | None  # the median from the second call on
-    valid: bool | None  # None: the tool gave no answer
+    valid: bool | None  # None if the tool did not reply
     error: str
 
 
 class Session(NamedTuple):
-    """All evaluations of an eval by a tool, and why it came to an early end, if it did."""
+    """All evaluations of an eval by a tool, and the reason if it ended early."""
 
     evaluations: list[Evaluation]
     failure: str
 
 
 def held(eval_: Command, tool: Command, seconds: float) -> Session:
-    """Run the eval with the tool, for so many seconds at most."""
+    """Run the eval with the tool, for at most `seconds` seconds."""
     with tempfile.TemporaryFile("w+") as eval_errors, tempfile.TemporaryFile("w+") as tool_errors:
         processes = [eval_.start(eval_errors), tool.start(tool_errors)]
         timer = Timer(seconds, lambda: [process.kill() for process in processes])
@@ -66,7 +66,7 @@ def held(eval_: Command, tool: Command, seconds: float) -> Session:
         if not in_time:
             failure = f"not done in {seconds:.0f} s"
         elif failure == "the eval ended":
-            failure = last_line(eval_errors)  # nothing, when all went well
+            failure = last_line(eval_errors)  # empty if all went well
         elif failure == "the tool ended":
             failure = last_line(tool_errors) or failure
         return Session(list(log.values()), failure)
@@ -75,7 +75,7 @@ def held(eval_: Command, tool: Command, seconds: float) -> Session:
 def relay(
     eval_: subprocess.Popen[str], tool: subprocess.Popen[str]
 ) -> tuple[dict[int, Evaluation], str]:
-    """Pass messages on until one side falls silent."""
+    """Forward messages until one side stops."""
     log: dict[int, Evaluation] = {}
     failure = ""
     while line := said(eval_):
@@ -123,7 +123,7 @@ def note(log: dict[int, Evaluation], message: dict[str, Any], response: dict[str
 
 
 def later(response: dict[str, Any]) -> float | None:
-    """The median from the second call on: the first one compiles."""
+    """Return the median from the second call on, because the first call compiles."""
     timings = response.get("timings") or []
     times = [t["nanoseconds"] for t in timings if t["name"] == "evaluate"]
     return median(times[1:]) / 1e9 if len(times) > 1 else None

@@ -1,4 +1,4 @@
-"""Gradient descent with a step that adapts, as the evals `particle` and `saddle` prescribe it."""
+"""Gradient descent with an adaptive step, as the evals `particle` and `saddle` prescribe it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import regrad as rg
 
 from . import forward
 
-Objective = Callable[[rg.Tensor], rg.Tensor]  # of a vector
+Objective = Callable[[rg.Tensor], rg.Tensor]  # a function of a vector
 Gradient = Callable[[Objective], Callable[[rg.Tensor], rg.Tensor]]
 
 MODES: dict[str, Gradient] = {"f": forward.jacobian, "r": rg.grad}
@@ -17,17 +17,17 @@ SMALL = 1e-5
 
 
 class State(NamedTuple):
-    """Where the descent has come."""
+    """The state of the descent."""
 
     x: rg.Tensor
     value: rg.Tensor
     slope: rg.Tensor
     rate: rg.Tensor
-    successes: rg.Tensor  # with this rate
+    successes: rg.Tensor  # the number of successes with the current rate
 
 
 def argmin(gradient: Gradient, f: Objective, start: rg.Tensor) -> rg.Tensor:
-    """Where f is least."""
+    """Return the minimizer of f."""
     slope = gradient(f)
 
     def going(s: State) -> rg.Tensor:

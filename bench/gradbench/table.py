@@ -1,4 +1,4 @@
-"""The report of a run: which answers are valid, and how long they took."""
+"""The report of a run: the validity of the results, and their times."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from .checkout import PYTHON_PEERS
 from .session import Session
 
 GRADIENTS = ("gradient", "jacobian", "dir")
-CLOSED_FORM = "ode"  # `manual` does not differentiate its loop: it has a formula for the result
+CLOSED_FORM = "ode"  # `manual` has a formula for the result and does not differentiate its loop
 Rounds = Mapping[tuple[str, str], Sequence[Session]]
 
 
 class Figure(NamedTuple):
-    """A function at a size: how long each tool took, by round."""
+    """A function at a size: the time of each tool, by round."""
 
     eval: str
     function: str
@@ -28,12 +28,12 @@ class Figure(NamedTuple):
         return median(self.rounds[tool].values())
 
     def ratios(self, peer: str) -> list[float]:
-        """Ours to theirs, round by round."""
+        """Return regrad's time divided by the peer's, round by round."""
         ours, theirs = self.rounds["regrad"], self.rounds[peer]
         return [ours[number] / theirs[number] for number in ours.keys() & theirs.keys()]
 
     def fastest(self) -> str | None:
-        """The fastest of the tools in Python."""
+        """Return the fastest of the tools in Python."""
         there = [name for name in PYTHON_PEERS if name in self.rounds]
         return min(there, key=self.seconds, default=None)
 
@@ -52,7 +52,7 @@ def markdown(
 
 
 def verdict(session: Session) -> str:
-    """`12 of 12 valid`, or why there is nothing to count."""
+    """Return `12 of 12 valid`, or the reason if there is no count."""
     count, valid = len(session.evaluations), sum(e.valid is True for e in session.evaluations)
     if not count:
         return session.failure or "no answer"
@@ -62,7 +62,7 @@ def verdict(session: Session) -> str:
 
 
 def validity(whole: Mapping[str, Session], rounds: Rounds, tools: Sequence[str]) -> Iterable[str]:
-    """One row for each eval: our tool at all default sizes, then all at the timed ones."""
+    """Return a row for each eval: regrad at all default sizes, then all tools at timed sizes."""
     head = [["regrad, all default sizes"] if whole else [], [f"{t}, timed sizes" for t in tools]]
     yield report.table_line(["eval", *head[0], *head[1]])
     yield report.table_line(["---"] * (1 + len(head[0]) + len(head[1])))
@@ -72,7 +72,7 @@ def validity(whole: Mapping[str, Session], rounds: Rounds, tools: Sequence[str])
 
 
 def worst(sessions: Sequence[Session]) -> str:
-    """The verdict of the round with the fewest valid answers."""
+    """Return the verdict of the round with the fewest valid results."""
     return verdict(min(sessions, key=lambda s: sum(e.valid is True for e in s.evaluations)))
 
 
@@ -91,7 +91,7 @@ def gathered(rounds: Rounds, tools: Sequence[str]) -> Iterable[Figure]:
 
 
 def times(figures: Sequence[Figure], tools: Sequence[str]) -> Iterable[str]:
-    """A row for each figure: our time, theirs with the ratio, and the bound."""
+    """Yield a row for each figure: regrad's time, the peers' times with ratios, and the bound."""
     peers = [tool for tool in tools if tool != "regrad"]
     heads = ["eval", "function", "size", "regrad", *peers, "fastest in Python", "bound", "met"]
     yield report.table_line(heads)
@@ -111,7 +111,7 @@ def times(figures: Sequence[Figure], tools: Sequence[str]) -> Iterable[str]:
 
 
 def beside(figure: Figure, peer: str) -> str:
-    """The peer's time, with the median of our ratios to it."""
+    """Return the peer's time, with the median of regrad's ratios to it."""
     if not figure.rounds.get(peer):
         return ""
     theirs = report.time(figure.seconds(peer))
@@ -119,7 +119,7 @@ def beside(figure: Figure, peer: str) -> str:
 
 
 def judged(figure: Figure) -> tuple[str, float | None, bool | None]:
-    """The ratio to the fastest tool in Python, with its spread, its bound, and the verdict."""
+    """Return the ratio to the fastest tool in Python, with its spread, bound and verdict."""
     if (peer := figure.fastest()) is None:
         return "", None, None
     ratios = figure.ratios(peer)

@@ -1,8 +1,8 @@
 """JAX's tool of a checkout, made to wait: `python -m bench.gradbench.waiting_jax RUN.PY`.
 
-JAX answers a call before it has computed the result. The tool stops its clock right there, so
-it would time how long a call takes to be sent off. Here its measuring decorator is replaced,
-before the tool loads it, by one that waits within the measured call.
+A call in JAX returns before the result is computed, and the tool stops its clock at that point. So
+it would time only the dispatch of a call. This module replaces the tool's measuring decorator,
+before the tool loads it, by a decorator that waits within the measured call.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
-from gradbench import wrap  # pyright: ignore  (of the checkout)
+from gradbench import wrap  # pyright: ignore  (from the checkout)
 
 measured = wrap.multiple_runs
 

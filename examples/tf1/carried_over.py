@@ -1,11 +1,11 @@
-"""A TensorFlow 1 script that uses most of what the gradients API of TensorFlow 1 has.
+"""A TensorFlow 1 script that uses most of the gradients API of TensorFlow 1.
 
-It is for comparing: each line is a name and numbers that depend on nothing random, so the output
-is the same wherever the program runs. Each function builds one graph and prints its results.
+The script is for comparison. Each line is a name and numbers that depend on nothing random, so the
+output is the same wherever the program runs. Each function builds one graph and prints its results.
 
 Run:     python examples/tf1/carried_over.py
 Prints:  fifty-eight lines; TensorFlow's own are in tests/golden/tf1_carried_over.txt.
-Source:  Each function names its own.
+Source:  Each function names its own source.
 """
 
 import argparse
@@ -16,7 +16,7 @@ import regrad.v1 as tf
 
 
 def show(name, values, feed_dict=None):
-    """Print one line: numbers to five digits, strings as they are."""
+    """Print one line: numbers to five digits, strings unchanged."""
     if not isinstance(values, str):
         values = text(tf.get_default_session().run(values, feed_dict=feed_dict))
     print(f"{name:44} {values}")
@@ -25,7 +25,7 @@ def show(name, values, feed_dict=None):
 def text(value):
     if isinstance(value, (list, tuple)) or np.ndim(value):
         return "[" + ", ".join(text(v) for v in value) + "]"
-    return f"{round(float(value), 6) + 0.0:.5g}"  # the sum makes 0 of -0
+    return f"{round(float(value), 6) + 0.0:.5g}"  # the sum turns -0 into 0
 
 
 # -- rules by op type ------------------------------------------------------------------------------
@@ -39,7 +39,7 @@ def _clipped_sign(op, grad):
 
 @tf.RegisterGradient("HalfMatMul")
 def _half_matmul(op, grad):
-    """The gradient of MatMul, half of it for the second factor."""
+    """Return the gradient of MatMul, halved for the second factor."""
     a, b = op.inputs
     transpose_a, transpose_b = op.get_attr("transpose_a"), op.get_attr("transpose_b")
     da = tf.matmul(grad, b, transpose_b=not transpose_b)
@@ -50,7 +50,7 @@ def _half_matmul(op, grad):
 
 @tf.RegisterGradient("SumAsMean")
 def _sum_as_mean(op, grad):
-    """The gradient of the mean; none for the axes, which are the second input."""
+    """Return the gradient of the mean; None for the axes, which are the second input."""
     x, axes = op.inputs
     count = tf.reduce_sum(tf.ones_like(x), axes, keepdims=True)
     if not op.get_attr("keep_dims"):
@@ -80,7 +80,7 @@ def clipped_sign():
 
 
 def products():
-    """The attributes of a matrix product, read by a rule."""
+    """A rule that reads the attributes of a matrix product."""
     graph = tf.get_default_graph()
     a = tf.constant([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]])
     b = tf.constant([[1.0, -1.0], [0.5, 2.0]])
@@ -108,7 +108,7 @@ def sums():
 
 
 def scopes_of_overrides():
-    """Inner scopes win; a type mapped to itself has its own rule again."""
+    """Inner scopes win. A type that is mapped to itself has its own rule again."""
     graph = tf.get_default_graph()
     x = tf.constant([0.5, 2.0])
     with graph.gradient_override_map({"Square": "ThroughOutput", "Sign": "Identity"}):
@@ -128,14 +128,14 @@ def scopes_of_overrides():
 
 @tf.custom_gradient
 def log1pexp(x):
-    """The example of `tf.custom_gradient`'s documentation: no overflow in the gradient."""
+    """The example of `tf.custom_gradient`'s documentation: the gradient does not overflow."""
     e = tf.exp(x)
     return tf.log(1.0 + e), lambda dy: dy * (1.0 - 1.0 / (1.0 + e))
 
 
 @tf.custom_gradient
 def scaled(x):
-    """A variable is made inside; its gradient is given apart, here negated."""
+    """A variable that is made inside. Its gradient is separate, here negated."""
     v = tf.get_variable("scale", initializer=[2.0, 3.0], use_resource=True)
 
     def grad(dy, variables=None):
@@ -190,7 +190,7 @@ def python_function():
 
 
 def loops():
-    """Newton's root in as many steps as are fed, and a recurrence with a rule in its body."""
+    """Newton's root with a fed number of steps, and a recurrence with a rule in its body."""
     x, steps = tf.placeholder(tf.float32, []), tf.placeholder(tf.int32, [])
     _, root = tf.while_loop(
         lambda i, r: i < steps, lambda i, r: (i + 1, 0.5 * (r + x / r)), (tf.constant(0), x)
@@ -258,7 +258,7 @@ def sparse():
 
 
 def collections():
-    """Weight decay through a collection, with a scope's name and shared variables."""
+    """Weight decay through a collection, with the name of a scope and shared variables."""
     x = tf.constant([[1.0, -1.0]])
 
     def dense(h, reuse):
@@ -279,7 +279,7 @@ def collections():
 
 
 def updates():
-    """Clipped descent with momentum and a counter, then an average that is kept in order."""
+    """Clipped descent with momentum and a counter, then an average, with control dependencies."""
     x = tf.Variable([3.0, -4.0], name="x")
     average = tf.Variable([0.0, 0.0], trainable=False, name="average")
     global_step = tf.train.get_or_create_global_step()
@@ -302,7 +302,7 @@ def updates():
 
 
 def errors():
-    """What is raised when a name is unknown, a count is wrong, a feed is missing."""
+    """The errors for an unknown name, a wrong number of gradients, and a missing feed."""
     graph = tf.get_default_graph()
     x = tf.placeholder(tf.float32, [2], name="x")
     with graph.gradient_override_map({"Sign": "NeverRegistered", "Maximum": "Identity"}):
@@ -328,7 +328,7 @@ PARTS += [loops, branches, surrogate, arguments_of_gradients, sparse, collection
 
 
 def main(quick=False):
-    """Run every part in a graph and a session of its own; quick and full are the same."""
+    """Run every part in a separate graph and session. Quick and full runs are the same."""
     for part in PARTS:
         with tf.Graph().as_default(), tf.Session():
             part()

@@ -1,14 +1,14 @@
 """The convolutional network of TensorFlow 1's best-known tutorial, on scikit-learn's digits.
 
-"Deep MNIST for Experts" taught TensorFlow 1 to most of its users: helpers that make weights and
+"Deep MNIST for Experts" introduced many users to TensorFlow 1: helpers that make weights and
 biases, two convolutions with pooling, a dense layer with dropout, Adam, and a training loop that
-feeds batches. This is a program of the same shape, written anew for images of 8 x 8 pixels (the
-tutorial's have 28 x 28), which come with scikit-learn. In the end it saves its variables, sets
-them to their initial values, and restores them.
+feeds batches. This program has the same structure, rewritten for images of 8 x 8 pixels (28 x 28 in
+the tutorial), which come with scikit-learn. At the end it saves its variables, resets them to their
+initial values, and restores them.
 
 Run:     python examples/tf1/deep_digits.py [--quick]
-Prints:  training accuracy now and then; test accuracy after training, after the variables were
-         reset, and after they were restored from the file.
+Prints:  training accuracy now and then; test accuracy after training, after the reset of the
+         variables, and after they are restored from the file.
 Source:  The TensorFlow authors, "Deep MNIST for Experts", TensorFlow 1.x tutorials, 2015 to 2018.
          Dropout: Srivastava et al., JMLR 15, 2014. Adam: Kingma and Ba, 2014, arXiv 1412.6980.
 """
@@ -25,12 +25,12 @@ import regrad.v1 as tf
 
 
 def weight_variable(shape):
-    """A little noise breaks the symmetry between units."""
+    """Return a variable of weights. A little noise breaks the symmetry between units."""
     return tf.Variable(tf.truncated_normal(shape, stddev=0.1))
 
 
 def bias_variable(shape):
-    """Slightly positive, so that no unit starts dead."""
+    """Return a variable of biases, slightly positive, so that no unit starts dead."""
     return tf.Variable(tf.constant(0.1, shape=shape))
 
 
@@ -43,7 +43,7 @@ def max_pool_2x2(x):
 
 
 def deepnn(x):
-    """Logits of flat images, and the placeholder for the probability to keep a unit."""
+    """Return logits of flat images, and the placeholder for the probability to keep a unit."""
     with tf.name_scope("reshape"):
         x_image = tf.reshape(x, [-1, 8, 8, 1])
 
@@ -72,7 +72,7 @@ def deepnn(x):
 
 
 def batches(images, labels, size, seed=0):
-    """Batches without end; every epoch in another order."""
+    """Yield batches without end, in a new order for every epoch."""
     rng = np.random.RandomState(seed)
     while True:
         order = rng.permutation(len(images))

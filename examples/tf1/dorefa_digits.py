@@ -1,19 +1,19 @@
 """A DoReFa-Net of few bits, and the same network of floats, as a TensorFlow 1 program.
 
-All three quantisers round, and rounding has no gradient, so each says what to pass instead:
+All three quantizers round, and rounding has no gradient, so each defines its gradient:
 
-    weights      1 bit     sign(w), scaled; the gradient of "Sign" is that of "Identity"
-    activations  2 bits    round(3x) / 3 in [0, 1]; so is that of "Round"
-    gradients    6 bits    an identity whose own gradient rounds the gradient that arrives, with
-                           noise: an op of type "Identity" with the gradient "QuantiseGradient"
+    weights      1 bit     sign(w), scaled; "Sign" has the gradient of "Identity"
+    activations  2 bits    round(3x) / 3 in [0, 1]; "Round" has the gradient of "Identity"
+    gradients    6 bits    an identity whose gradient rounds the incoming gradient, with noise:
+                           an op of type "Identity" with the gradient "QuantiseGradient"
 
 As in the paper, the first and the last layer keep their float weights, and the last layer's
-gradient is not quantised.
+gradient is not quantized.
 
 Run:     python examples/tf1/dorefa_digits.py [--quick]
-Prints:  the test accuracy on handwritten digits, of floats and quantised, and how many different
-         values the third layer's weights and activations take, and its gradients, as parts of
-         the example's largest, rounded to four decimals.
+Prints:  the test accuracy on handwritten digits, of floats and quantized, and the number of
+         different values of the third layer's weights, activations and gradients (the gradients as
+         fractions of the example's largest, rounded to four decimals).
 Source:  Zhou et al., "DoReFa-Net: Training Low Bitwidth Convolutional Neural Networks with Low
          Bitwidth Gradients", 2016, arXiv 1606.06160.
 """
@@ -30,11 +30,11 @@ import regrad.v1 as tf
 BITS_A, BITS_G = 2, 6
 
 
-# -- the quantisers --------------------------------------------------------------------------------
+# -- the quantizers --------------------------------------------------------------------------------
 
 
 def quantise(x, bits):
-    """Round numbers in [0, 1] to 2**bits levels; the gradient passes."""
+    """Round numbers in [0, 1] to 2**bits levels. The gradient passes unchanged."""
     steps = float(2**bits - 1)
     with tf.get_default_graph().gradient_override_map({"Round": "Identity"}):
         return tf.round(x * steps) / steps
@@ -52,7 +52,7 @@ def quantise_activations(x):
 
 @tf.RegisterGradient("QuantiseGradient")
 def _quantise_gradient(op, grad):
-    """Each example by its own largest value; noise makes the rounding right on average."""
+    """Quantize each example by its own largest value. Noise makes the rounding unbiased."""
     axes = list(range(1, op.inputs[0].get_shape().ndims))
     largest = tf.reduce_max(tf.abs(grad), axes, keepdims=True) + 1e-20
     half_step = 0.5 / float(2**BITS_G - 1)
@@ -70,7 +70,7 @@ def quantise_gradients(x):
 
 
 def batch_norm(x, training, decay=0.9):
-    """Normalise by the batch in training, else by running means of what training saw."""
+    """Normalize by the batch in training, and by running means otherwise."""
     axes = list(range(x.get_shape().ndims - 1))
     channels = x.get_shape().as_list()[-1]
     running_mean = tf.get_variable("mean", initializer=tf.zeros([channels]), trainable=False)
@@ -92,7 +92,7 @@ def weights(rng, shape):
 
 
 def network(images, training, quantised):
-    """Logits; and the third layer's weights, activations, and what gets its gradient."""
+    """Return logits, and the third layer's weights, activations and gradient target."""
     rng = np.random.RandomState(0)
     fw, fa, fg = [tf.identity, lambda x: tf.clip_by_value(x, 0.0, 1.0), tf.identity]
     if quantised:
@@ -116,7 +116,7 @@ def network(images, training, quantised):
 
 
 def train(data, quantised, epochs):
-    """Train one network in a graph of its own; return its results."""
+    """Train one network in a separate graph; return its results."""
     x_train, x_test, y_train, y_test = data
     with tf.Graph().as_default(), tf.Session() as sess:
         tf.set_random_seed(0)
@@ -156,7 +156,7 @@ def train(data, quantised, epochs):
 
 
 def main(quick=False):
-    """Train both networks and print their accuracies; return what is printed."""
+    """Train both networks and print their accuracies; return the printed numbers."""
     digits = load_digits()
     data = train_test_split(
         (digits.images[..., None] / 16).astype(np.float32),

@@ -1,20 +1,20 @@
 """Domain-adversarial training by gradient reversal, as a TensorFlow 1 program.
 
-Two moons, and the same moons turned by 35 degrees, where no label is known. The hidden layer
-learns what tells the labels apart and, through an identity that reverses the gradient, unlearns
-what tells the domains apart. The identity is written in both ways that TensorFlow 1 has:
+Two moons, and the same moons turned by 35 degrees, for which no label is known. The hidden layer
+keeps features that separate the labels. Through an identity that reverses the gradient, it loses
+features that separate the domains. The identity is written in both forms of TensorFlow 1:
 
     custom         a function under `tf.custom_gradient`
-    override       `tf.identity` under `gradient_override_map`, its rule made for the occasion,
-                   because the rule must know λ and one name can be registered once
+    override       `tf.identity` under `gradient_override_map`, with a new rule for each call,
+                   because the rule depends on λ and one name can be registered once
 
-λ and the learning rate are fed: the one rises and the other falls as in the paper.
+λ and the learning rate are fed: λ rises and the learning rate falls as in the paper.
 
 Run:     python examples/tf1/gradient_reversal.py [--quick]
-Prints:  the largest difference between the gradients of the two ways, then the accuracy on
-         source and target without reversal and with it, each way. The rate, the number of steps
-         and the largest λ were chosen with the target's labels in sight, so the gain is an
-         illustration; that both ways agree does not depend on it.
+Prints:  the largest difference between the gradients of the two forms, then the accuracy on
+         source and target without reversal and with it, for each form. The rate, the number of
+         steps and the largest λ were chosen with the target's labels, so the gain is only an
+         illustration. The agreement of both forms does not depend on it.
 Source:  Ganin and Lempitsky, "Unsupervised Domain Adaptation by Backpropagation", 2015,
          arXiv 1409.7495. Ganin et al., 2015, arXiv 1505.07818 (the turned moons).
 """
@@ -30,7 +30,7 @@ import regrad.v1 as tf
 HIDDEN, RATE, LARGEST = 15, 0.3, 6.0
 
 
-# -- the reversal, twice ---------------------------------------------------------------------------
+# -- the reversal, in two forms --------------------------------------------------------------------
 
 
 @tf.custom_gradient
@@ -69,7 +69,7 @@ def dense(x, units, rng):
 
 
 class Model:
-    """The first half of a batch is from the source, with labels; the second from the target."""
+    """A model. The first half of a batch is from the source, with labels; the rest is not."""
 
     def __init__(self, reverse):
         rng = np.random.RandomState(0)
@@ -114,7 +114,7 @@ def accuracy(sess, model, points, labels):
 
 
 def run(reverse, largest, steps):
-    """Train in a graph of its own; return the accuracies and the gradients at the start."""
+    """Train in a separate graph; return the accuracies and the gradients at the start."""
     (source, labels), (target, target_labels) = moons(0, seed=0), moons(35, seed=1)
     rng = np.random.RandomState(0)
     with tf.Graph().as_default(), tf.Session() as sess:
@@ -136,7 +136,7 @@ def run(reverse, largest, steps):
 
 
 def main(quick=False):
-    """Train without reversal and with it, both ways; return what is printed."""
+    """Train without reversal and with it, in both forms; return the printed numbers."""
     steps = 300 if quick else 6000
     rows = {"none": run(reverse_custom, 0.0, steps)}
     for way, reverse in WAYS.items():

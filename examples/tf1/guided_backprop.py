@@ -1,14 +1,15 @@
 """Guided backpropagation of a convolutional network, as a TensorFlow 1 program.
 
-Guided backpropagation shows which pixels speak for a class: the gradient of the class's logit by
-the image, where a ReLU passes a gradient only if both its input and the gradient are positive.
-The network is trained with the ordinary ReLU and built a second time, on the same variables,
-inside `gradient_override_map({"Relu": "GuidedRelu"})`: the same logits, another gradient.
+Guided backpropagation shows which pixels support a class: the gradient of the class's logit with
+respect to the image, where a ReLU passes a gradient only if both its input and the gradient are
+positive. The network is trained with the ordinary ReLU. It is built a second time, on the same
+variables, inside `gradient_override_map({"Relu": "GuidedRelu"})`: the same logits with another
+gradient.
 
 Run:     python examples/tf1/guided_backprop.py [--quick] [--out out/guided_backprop_tf1.png]
 Prints:  test accuracy, the largest difference between the logits of the two networks, and for
-         the plain and the guided gradient of the test images: how many values are negative, and
-         how much of the absolute value is negative and on ink. Draws a picture of both.
+         the plain and the guided gradient of the test images: the share of negative values, and
+         the shares of the absolute value that are negative and on ink. Draws a picture of both.
 Source:  Springenberg et al., "Striving for Simplicity", 2014, arXiv 1412.6806.
 """
 
@@ -21,7 +22,7 @@ from sklearn.model_selection import train_test_split
 
 import regrad.v1 as tf
 
-INK = 0.25  # of the darkest possible pixel
+INK = 0.25  # relative to the darkest possible pixel
 
 
 @tf.RegisterGradient("GuidedRelu")
@@ -93,7 +94,7 @@ def draw(columns, path):
 
 
 def main(quick=False, out="out/guided_backprop_tf1.png"):
-    """Train, compare the two gradients, draw; return what is printed."""
+    """Train, compare the two gradients, draw; return the printed numbers."""
     digits = load_digits()
     data = (digits.images[..., None] / 16).astype(np.float32)
     x_train, x_test, y_train, y_test = train_test_split(

@@ -1,9 +1,9 @@
 """Discrete Fourier transforms: the `fft` extension of the Array API standard.
 
-All are differentiable, at any order. `norm` says which direction carries the factor `1/n`:
-"backward" (the inverse), "forward", or "ortho" (each `1/sqrt(n)`). An axis that is longer than
-`n` is cut off, a shorter one is filled up with zeros. Real numbers are taken for complex ones
-where these are expected; integers become float32 first.
+All functions are differentiable, at any order. `norm` selects the direction that has the factor
+`1/n`: "backward" (the inverse), "forward", or "ortho" (`1/sqrt(n)` in both). regrad truncates an
+axis that is longer than `n`, and pads a shorter axis with zeros. Functions of complex numbers
+also accept real numbers. Integers become float32 first.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def fft(
 
     Args:
         x: The values, complex or real.
-        n: The number of elements along the axis, by default as many as x has.
+        n: The number of elements along the axis; by default x's size.
         axis: The axis.
         norm: "backward" (no factor), "ortho" (`1/sqrt(n)`) or "forward" (`1/n`).
 
@@ -53,8 +53,8 @@ def fft(
         A complex Tensor of x's shape, with n elements along the axis.
 
     Raises:
-        ArgumentError: another `norm`.
-        InvalidValueError: there are no elements along the axis, or `n` is less than 1.
+        ArgumentError: `norm` is unknown.
+        InvalidValueError: the axis is empty, or `n` is less than 1.
 
     Op type: `FFT`. Source: the Array API standard.
 
@@ -69,11 +69,11 @@ def fft(
 def ifft(
     x: TensorLike, /, *, n: int | None = None, axis: int = -1, norm: str = "backward"
 ) -> Tensor:
-    """Return the inverse of `fft`: by default with the factor `1/n`.
+    """Return the inverse of `fft`, by default with the factor `1/n`.
 
     Args:
         x: The values, complex or real.
-        n: The number of elements along the axis, by default as many as x has.
+        n: The number of elements along the axis; by default x's size.
         axis: The axis.
         norm: "backward" (`1/n`), "ortho" (`1/sqrt(n)`) or "forward" (no factor).
 
@@ -81,8 +81,8 @@ def ifft(
         A complex Tensor of x's shape, with n elements along the axis.
 
     Raises:
-        ArgumentError: another `norm`.
-        InvalidValueError: there are no elements along the axis, or `n` is less than 1.
+        ArgumentError: `norm` is unknown.
+        InvalidValueError: the axis is empty, or `n` is less than 1.
 
     Op type: `IFFT`. Source: the Array API standard.
 
@@ -99,11 +99,11 @@ def rfft(
 ) -> Tensor:
     """Return the first `n // 2 + 1` elements of the transform of real numbers.
 
-    The others are their mirror image.
+    The other elements mirror these.
 
     Args:
         x: The values, real.
-        n: The number of elements along the axis, by default as many as x has.
+        n: The number of elements along the axis; by default x's size.
         axis: The axis.
         norm: "backward" (no factor), "ortho" (`1/sqrt(n)`) or "forward" (`1/n`).
 
@@ -111,8 +111,8 @@ def rfft(
         A complex Tensor of x's shape, with `n // 2 + 1` elements along the axis.
 
     Raises:
-        ArgumentError: another `norm`.
-        InvalidValueError: there are no elements along the axis, or `n` is less than 1.
+        ArgumentError: `norm` is unknown.
+        InvalidValueError: the axis is empty, or `n` is less than 1.
         DTypeError: x is complex.
 
     Op type: `RFFT`. Source: the Array API standard.
@@ -134,7 +134,7 @@ def irfft(
 
     Args:
         x: The values, complex or real.
-        n: The number of elements along the axis, by default `2 * (m - 1)`, where x has m.
+        n: The number of elements along the axis; by default `2 * (m - 1)` for x's size m.
         axis: The axis.
         norm: "backward" (`1/n`), "ortho" (`1/sqrt(n)`) or "forward" (no factor).
 
@@ -142,8 +142,8 @@ def irfft(
         A real Tensor of x's shape, with n elements along the axis.
 
     Raises:
-        ArgumentError: another `norm`.
-        InvalidValueError: there are no elements along the axis, or `n` is less than 1.
+        ArgumentError: `norm` is unknown.
+        InvalidValueError: the axis is empty, or `n` is less than 1.
 
     Op type: `IRFFT`. Source: the Array API standard.
 
@@ -162,11 +162,11 @@ def irfft(
 def hfft(
     x: TensorLike, /, *, n: int | None = None, axis: int = -1, norm: str = "backward"
 ) -> Tensor:
-    """Return the real spectrum of a Hermitian signal, of which x is the first half.
+    """Return the real spectrum of a Hermitian signal whose first half is x.
 
     Args:
         x: The values, complex or real.
-        n: The number of elements along the axis, by default `2 * (m - 1)`, where x has m.
+        n: The number of elements along the axis; by default `2 * (m - 1)` for x's size m.
         axis: The axis.
         norm: "backward" (no factor), "ortho" (`1/sqrt(n)`) or "forward" (`1/n`).
 
@@ -174,8 +174,8 @@ def hfft(
         A real Tensor of x's shape, with n elements along the axis.
 
     Raises:
-        ArgumentError: another `norm`.
-        InvalidValueError: there are no elements along the axis, or `n` is less than 1.
+        ArgumentError: `norm` is unknown.
+        InvalidValueError: the axis is empty, or `n` is less than 1.
 
     A composition of `IRFFT` and `Conj`. Source: the Array API standard.
 
@@ -195,7 +195,7 @@ def ihfft(
 
     Args:
         x: The values, real.
-        n: The number of elements along the axis, by default as many as x has.
+        n: The number of elements along the axis; by default x's size.
         axis: The axis.
         norm: "backward" (`1/n`), "ortho" (`1/sqrt(n)`) or "forward" (no factor).
 
@@ -203,8 +203,8 @@ def ihfft(
         A complex Tensor of x's shape, with `n // 2 + 1` elements along the axis.
 
     Raises:
-        ArgumentError: another `norm`.
-        InvalidValueError: there are no elements along the axis, or `n` is less than 1.
+        ArgumentError: `norm` is unknown.
+        InvalidValueError: the axis is empty, or `n` is less than 1.
         DTypeError: x is complex.
 
     A composition of `RFFT` and `Conj`. Source: the Array API standard.
@@ -231,16 +231,16 @@ def fftn(
 
     Args:
         x: The values, complex or real.
-        s: The number of elements along each of the axes, by default as many as x has.
-        axes: The axes; by default the last `len(s)`, or all.
-        norm: As for `fft`; n is the number of elements in all.
+        s: The number of elements along each of the axes; by default x's sizes.
+        axes: The axes; by default the last `len(s)` axes, or all axes.
+        norm: As for `fft`, where n is the total number of elements.
 
     Returns:
         A complex Tensor of x's shape, with the sizes s along the axes.
 
     Raises:
-        ArgumentError: another `norm`, or axes and sizes that do not fit.
-        InvalidValueError: there are no elements along the axis, or `n` is less than 1.
+        ArgumentError: `norm` is unknown, or axes and sizes do not fit.
+        InvalidValueError: an axis is empty, or a size is less than 1.
 
     Op type: `FFT`. Source: the Array API standard.
 
@@ -263,16 +263,16 @@ def ifftn(
 
     Args:
         x: The values, complex or real.
-        s: The number of elements along each of the axes, by default as many as x has.
-        axes: The axes; by default the last `len(s)`, or all.
-        norm: As for `ifft`; n is the number of elements in all.
+        s: The number of elements along each of the axes; by default x's sizes.
+        axes: The axes; by default the last `len(s)` axes, or all axes.
+        norm: As for `ifft`, where n is the total number of elements.
 
     Returns:
         A complex Tensor of x's shape, with the sizes s along the axes.
 
     Raises:
-        ArgumentError: another `norm`, or axes and sizes that do not fit.
-        InvalidValueError: there are no elements along the axis, or `n` is less than 1.
+        ArgumentError: `norm` is unknown, or axes and sizes do not fit.
+        InvalidValueError: an axis is empty, or a size is less than 1.
 
     Op type: `IFFT`. Source: the Array API standard.
 
@@ -291,21 +291,23 @@ def rfftn(
     axes: Sequence[int] | None = None,
     norm: str = "backward",
 ) -> Tensor:
-    """Return the transform of real numbers along several axes: `rfft` on the last, `fft` before.
+    """Return the transform of real numbers along several axes.
+
+    The last axis is transformed by `rfft`, and the other axes by `fft`.
 
     Args:
         x: The values, real.
-        s: The number of elements along each of the axes, by default as many as x has.
-        axes: The axes; by default the last `len(s)`, or all.
-        norm: As for `fft`; n is the number of elements in all.
+        s: The number of elements along each of the axes; by default x's sizes.
+        axes: The axes; by default the last `len(s)` axes, or all axes.
+        norm: As for `fft`, where n is the total number of elements.
 
     Returns:
-        A complex Tensor of x's shape, with the sizes s along the axes; `s[-1] // 2 + 1` along the
-        last one.
+        A complex Tensor of x's shape, with the sizes s along the axes, but `s[-1] // 2 + 1` along
+        the last axis.
 
     Raises:
-        ArgumentError: another `norm`, or axes and sizes that do not fit.
-        InvalidValueError: there are no elements along the axis, or `n` is less than 1.
+        ArgumentError: `norm` is unknown, or axes and sizes do not fit.
+        InvalidValueError: an axis is empty, or a size is less than 1.
         DTypeError: x is complex.
 
     A composition of `RFFT` and `FFT`. Source: the Array API standard.
@@ -331,17 +333,17 @@ def irfftn(
 
     Args:
         x: The values, complex or real.
-        s: The number of elements along each of the axes, by default as many as
-            x has; the last is n of `irfft`.
-        axes: The axes; by default the last `len(s)`, or all.
-        norm: As for `ifft`; n is the number of elements in all.
+        s: The number of elements along each of the axes; by default x's sizes. The last size is
+            the n of `irfft`.
+        axes: The axes; by default the last `len(s)` axes, or all axes.
+        norm: As for `ifft`, where n is the total number of elements.
 
     Returns:
         A real Tensor of x's shape, with the sizes s along the axes.
 
     Raises:
-        ArgumentError: another `norm`, or axes and sizes that do not fit.
-        InvalidValueError: there are no elements along the axis, or `n` is less than 1.
+        ArgumentError: `norm` is unknown, or axes and sizes do not fit.
+        InvalidValueError: an axis is empty, or a size is less than 1.
 
     A composition of `IFFT` and `IRFFT`. Source: the Array API standard.
 
@@ -369,10 +371,10 @@ def fftfreq(
         n: The number of samples.
         d: The distance between samples.
         dtype: The dtype of the result; the default dtype by default.
-        device: Where the result lies: "cpu" (NumPy data), or a device of JAX or PyTorch.
+        device: The device of the result: "cpu" (NumPy data), or a device of JAX or PyTorch.
 
     Returns:
-        A Tensor of the shape `(n,)`.
+        A Tensor of shape `(n,)`.
 
     Raises:
         ArgumentError: `n` is not an int.
@@ -396,10 +398,10 @@ def rfftfreq(
         n: The number of samples.
         d: The distance between samples.
         dtype: The dtype of the result; the default dtype by default.
-        device: Where the result lies: "cpu" (NumPy data), or a device of JAX or PyTorch.
+        device: The device of the result: "cpu" (NumPy data), or a device of JAX or PyTorch.
 
     Returns:
-        A Tensor of the shape `(n // 2 + 1,)`.
+        A Tensor of shape `(n // 2 + 1,)`.
 
     Raises:
         ArgumentError: `n` is not an int.
@@ -416,16 +418,16 @@ def rfftfreq(
 
 @deferrable
 def fftshift(x: TensorLike, /, *, axes: Axis = None) -> Tensor:
-    """Return x with the frequency 0 in the middle of the axes.
+    """Return x with the frequency 0 moved to the middle of the axes.
 
     Args:
-        axes: The axis or axes; all by default.
+        axes: The axis or axes. By default, all axes.
 
     Returns:
         A Tensor of x's shape and dtype.
 
     Raises:
-        AxisError: there is no such axis.
+        AxisError: x has no such axis.
 
     Op type: `Roll`. Source: the Array API standard.
 
@@ -438,16 +440,16 @@ def fftshift(x: TensorLike, /, *, axes: Axis = None) -> Tensor:
 
 @deferrable
 def ifftshift(x: TensorLike, /, *, axes: Axis = None) -> Tensor:
-    """Return x with `fftshift` undone.
+    """Return x with the shift of `fftshift` reversed.
 
     Args:
-        axes: The axis or axes; all by default.
+        axes: The axis or axes. By default, all axes.
 
     Returns:
         A Tensor of x's shape and dtype.
 
     Raises:
-        AxisError: there is no such axis.
+        AxisError: x has no such axis.
 
     Op type: `Roll`. Source: the Array API standard.
 
@@ -511,7 +513,7 @@ def _axes(name: str, x: Tensor, s: Any, axes: Any) -> tuple[int, ...]:
     found = tuple(normalized_axis(axis, x.ndim) for axis in axes)
     if not found or len(set(found)) < len(found) or (s is not None and len(s) != len(found)):
         raise ArgumentError(
-            f"{name}: expected one or more different axes, and one size in 's' for each, got "
+            f"{name}: expected one or more distinct axes, and one size in 's' for each, got "
             f"axes={tuple(axes)} and s={s!r}"
         )
     return found

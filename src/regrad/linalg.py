@@ -1,7 +1,7 @@
 """Linear algebra: the `linalg` extension of the Array API standard, and TensorFlow's solvers.
 
-Matrices lie in the last two axes, and earlier axes are a stack of them. Here are the public
-functions with several results or checks; the ops and their rules are in `regrad.ops`.
+Matrices lie in the last two axes, and earlier axes form a stack of matrices. This module has the
+public functions with several results or checks. The ops and their rules are in `regrad.ops`.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ if TYPE_CHECKING:
 
 
 class SlogdetResult(NamedTuple):
-    """The sign of a determinant (or its phase) and the logarithm of its size.
+    """The sign (or phase) of a determinant and the logarithm of its absolute value.
 
     Args:
-        sign: -1, 0 or 1; a number of size 1 for complex matrices.
+        sign: -1, 0 or 1; a number of absolute value 1 for complex matrices.
         logabsdet: The logarithm of the absolute value, -inf for 0.
 
     >>> import regrad as rg
@@ -56,7 +56,7 @@ class SlogdetResult(NamedTuple):
 
 @public
 def slogdet(x: TensorLike, /) -> SlogdetResult:
-    """Return the sign of the determinant (a phase for complex matrices) and the log of its size.
+    """Return the sign (or phase) of the determinant and the logarithm of its absolute value.
 
     Returns:
         `sign` and `logabsdet`, of x's shape without the last two axes.
@@ -79,14 +79,14 @@ def solve(a: TensorLike, b: TensorLike, /) -> Tensor:
 
     Args:
         a: Matrices over the last two axes. Stacks of a and b broadcast.
-        b: Matrices of columns, or, if it has one axis, a vector.
+        b: Matrices of columns, or a vector (rank 1).
 
     Returns:
-        A Tensor of b's shape, up to broadcasting, of the dtype to which they promote.
+        A Tensor of b's shape, up to broadcasting, with the dtype to which a and b promote.
 
     Raises:
-        ShapeError: a is not of square matrices, or the sizes differ.
-        MatrixError: a matrix is singular (on NumPy and PyTorch; JAX has infinities or NaN).
+        ShapeError: the matrices a are not square, or the sizes differ.
+        MatrixError: a matrix is singular (on NumPy and PyTorch; JAX returns infinities or NaN).
 
     Op type: `MatrixSolve`. Source: the Array API standard.
 
@@ -100,19 +100,19 @@ def solve(a: TensorLike, b: TensorLike, /) -> Tensor:
 def triangular_solve(
     a: TensorLike, b: TensorLike, /, *, lower: bool = True, adjoint: bool = False
 ) -> Tensor:
-    """Return the y with `a @ y = b`, where only the lower (or upper) triangle of a is read.
+    """Return the y with `a @ y = b`, where a is the lower (or upper) triangle of a matrix.
 
     Args:
         a: Square matrices over the last two axes. Stacks of a and b broadcast.
-        b: Matrices of columns, or, if it has one axis, a vector.
-        lower: Whether the lower triangle is read.
-        adjoint: Whether the conjugate transpose of that triangle takes its place.
+        b: Matrices of columns, or a vector (rank 1).
+        lower: Whether to read the lower triangle.
+        adjoint: Whether to use the conjugate transpose of the triangle.
 
     Returns:
-        A Tensor of b's shape, up to broadcasting, of the dtype to which they promote.
+        A Tensor of b's shape, up to broadcasting, with the dtype to which a and b promote.
 
     Raises:
-        ShapeError: a is not of square matrices, or the sizes differ.
+        ShapeError: the matrices a are not square, or the sizes differ.
         ArgumentError: a flag is not True or False.
 
     Op type: `MatrixTriangularSolve`. Source: `tf.linalg.triangular_solve`.
@@ -137,8 +137,8 @@ def _solve(name: str, solver: Callable[..., Tensor], a: TensorLike, b: TensorLik
     rows = b.shape[-1 if b.ndim == 1 else -2] if b.ndim else None
     if a.ndim < 2 or a.shape[-2:] != (rows, rows):
         raise ShapeError(
-            f"{name} takes square matrices and as many rows on the right (or a vector of one "
-            f"axis), got {a.shape} and {b.shape}"
+            f"{name} takes square matrices and the same number of rows on the right (or a "
+            f"vector of rank 1), got {a.shape} and {b.shape}"
         )
     if b.ndim > 1:
         return solver(a, b)
@@ -150,8 +150,8 @@ def _solve(name: str, solver: Callable[..., Tensor], a: TensorLike, b: TensorLik
 def cholesky(x: TensorLike, /, *, upper: bool = False) -> Tensor:
     """Return the lower triangular y with `y @ adjoint(y) = x`.
 
-    x is symmetrised first, `(x + adjoint(x)) / 2`, as JAX does; so the gradient is symmetric, as
-    TensorFlow's and PyTorch's, and right for every change of x.
+    regrad symmetrizes x first, `(x + adjoint(x)) / 2`, like JAX. So the gradient is symmetric,
+    like in TensorFlow and PyTorch, and correct for every change of x.
 
     Args:
         x: Hermitian (symmetric, if real), positive definite matrices over the last two axes.
@@ -193,18 +193,18 @@ class QRResult(NamedTuple):
 def qr(x: TensorLike, /, *, mode: Literal["reduced", "complete"] = "reduced") -> QRResult:
     """Return Q with orthonormal columns and an upper triangular R, with `Q @ R = x`.
 
-    The gradient needs linearly independent columns (the first ones, for wide matrices).
-    `mode="complete"` of a tall matrix has none.
+    The gradient requires linearly independent columns (for wide matrices: the first columns).
+    `mode="complete"` of a tall matrix has no gradient.
 
     Args:
-        x: Matrices of the shape `(..., m, n)`.
+        x: Matrices of shape `(..., m, n)`.
         mode: "reduced" (Q has min(m, n) columns) or "complete" (m columns).
 
     Returns:
         `Q` and `R`, of x's dtype.
 
     Raises:
-        ArgumentError: another `mode`.
+        ArgumentError: `mode` is unknown.
         MatrixError: x has fewer than two axes.
 
     Op type: `Qr`. Source: the Array API standard.
@@ -214,7 +214,7 @@ def qr(x: TensorLike, /, *, mode: Literal["reduced", "complete"] = "reduced") ->
     ((3, 2), (2, 2))
     """
     if mode not in ("reduced", "complete"):
-        raise ArgumentError(f"qr: mode is 'reduced' or 'complete', got {mode!r}")
+        raise ArgumentError(f"qr: mode must be 'reduced' or 'complete', got {mode!r}")
     x = dispatch.lift(x)
     if x.ndim < 2 or x.shape[-2] >= x.shape[-1]:
         return QRResult(*decompositions.qr(x, mode=mode))
@@ -228,8 +228,8 @@ class EighResult(NamedTuple):
     """Eigenvalues in ascending order, and eigenvectors as columns.
 
     Args:
-        eigenvalues: Real numbers, of the shape `(..., n)`.
-        eigenvectors: Matrices of the shape `(..., n, n)`.
+        eigenvalues: Real numbers, of shape `(..., n)`.
+        eigenvectors: Matrices of shape `(..., n, n)`.
 
     >>> import regrad as rg
     >>> rg.linalg.eigh([[3.0, 0.0], [0.0, 2.0]]).eigenvectors.shape
@@ -244,10 +244,11 @@ class EighResult(NamedTuple):
 def eigh(x: TensorLike, /) -> EighResult:
     """Return eigenvalues (ascending) and orthonormal eigenvectors of Hermitian matrices.
 
-    x is symmetrised first, `(x + adjoint(x)) / 2`, as JAX does, so the gradient is symmetric
-    and right for every change of x. The sign (phase) of an eigenvector is arbitrary; functions
-    that do not depend on it have a meaning. Where eigenvalues coincide, the gradient of the
-    eigenvectors does not exist and is infinite or NaN; that of the eigenvalues alone stays finite.
+    regrad symmetrizes x first, `(x + adjoint(x)) / 2`, like JAX, so the gradient is symmetric and
+    correct for every change of x. The sign (phase) of an eigenvector is arbitrary, so only
+    functions that do not depend on it are well defined. Where eigenvalues coincide, the gradient of
+    the eigenvectors does not exist and is infinite or NaN. The gradient of the eigenvalues alone
+    stays finite.
 
     Returns:
         `eigenvalues`, real, `(..., n)`, and `eigenvectors`, of x's shape `(..., n, n)`.
@@ -264,7 +265,7 @@ def eigh(x: TensorLike, /) -> EighResult:
 
 
 class SVDResult(NamedTuple):
-    """Left vectors as columns, singular values in descending order, right vectors as rows.
+    """Left vectors as columns, singular values in descending order, and right vectors as rows.
 
     Args:
         U: The left vectors.
@@ -285,17 +286,17 @@ class SVDResult(NamedTuple):
 def svd(x: TensorLike, /, *, full_matrices: bool = True) -> SVDResult:
     """Return singular values (descending) and vectors: `x = U @ diag(S) @ Vh`.
 
-    The gradient needs `full_matrices=False` unless the matrices are square. The signs (phases)
-    of the vectors are arbitrary; functions that do not depend on them have a meaning. Where
-    singular values coincide, or are 0, the gradient of the vectors does not exist and is infinite
-    or NaN; that of the singular values alone stays finite.
+    The gradient requires `full_matrices=False`, unless the matrices are square. The signs (phases)
+    of the vectors are arbitrary, so only functions that do not depend on them are well defined.
+    Where singular values coincide or are 0, the gradient of the vectors does not exist and is
+    infinite or NaN. The gradient of the singular values alone stays finite.
 
     Args:
-        x: Matrices of the shape `(..., m, n)`.
-        full_matrices: Whether U is (m, m) and Vh (n, n); otherwise they have min(m, n) vectors.
+        x: Matrices of shape `(..., m, n)`.
+        full_matrices: Whether U is (m, m) and Vh is (n, n). Otherwise they have min(m, n) vectors.
 
     Returns:
-        `U`, `S` of the shape `(..., min(m, n))`, and `Vh`.
+        `U`, `S` of shape `(..., min(m, n))`, and `Vh`.
 
     Raises:
         MatrixError: x has fewer than two axes.
@@ -310,13 +311,13 @@ def svd(x: TensorLike, /, *, full_matrices: bool = True) -> SVDResult:
 
 
 class LstsqResult(NamedTuple):
-    """A solution by least squares, and how good it is.
+    """A least-squares solution and its quality.
 
     Args:
-        solution: The y of least length for which `a @ y - b` is shortest.
+        solution: The shortest y that minimizes the length of `a @ y - b`.
         residuals: The squared length of `a @ y - b` for each column.
         rank: The rank of a.
-        singular_values: Those of a.
+        singular_values: The singular values of a.
 
     >>> import regrad as rg
     >>> rg.linalg.lstsq(rg.tensor([[1.0], [1.0]]), [1.0, 3.0]).rank
@@ -331,20 +332,20 @@ class LstsqResult(NamedTuple):
 
 @deferrable
 def lstsq(a: TensorLike, b: TensorLike, /, *, rcond: float | None = None) -> LstsqResult:
-    """Return the y of least length for which the length of `a @ y - b` is least.
+    """Return the shortest y that minimizes the length of `a @ y - b`.
 
     Args:
-        a: Matrices of the shape (…, m, n); they may have more rows, or fewer, or dependent ones.
-        b: Matrices of columns, (…, m, k), or, if it has one axis, a vector of m.
-        rcond: Singular values of a up to `rcond` times the largest count as 0; by default `rcond`
-            is the larger of m and n, times the dtype's epsilon.
+        a: Matrices of shape (…, m, n). They may be tall or wide, and rows may be dependent.
+        b: Matrices of columns, (…, m, k), or a vector of size m.
+        rcond: Singular values of a up to `rcond` times the largest are treated as 0. The default is
+            the larger of m and n, times the dtype's epsilon.
 
     Returns the `solution`, (…, n, k) or (…, n); the `residuals`, (…, k) or (…, 1), which are the
-    squared length of `a @ y - b` for each column (of any a, as in JAX; NumPy leaves them out unless
-    a has full rank and more rows than columns); the `rank` of a; and its `singular_values`. The
-    gradient of the solution holds where the rank does not change.
+    squared length of `a @ y - b` for each column; the `rank` of a; and its `singular_values`. The
+    residuals are computed for any a, like in JAX. (NumPy omits them unless a has full rank and
+    more rows than columns.) The gradient of the solution is valid where the rank does not change.
 
-    Raises ShapeError if a is not of matrices, or b has not as many rows.
+    Raises ShapeError if a does not consist of matrices, or b has a different number of rows.
 
     A composition of `MatrixPseudoInverse`, `MatMul` and `SingularValues`.
     Source: `numpy.linalg.lstsq`.
@@ -358,7 +359,7 @@ def lstsq(a: TensorLike, b: TensorLike, /, *, rcond: float | None = None) -> Lst
     rows = b.shape[-1 if b.ndim == 1 else -2] if b.ndim else None
     if a.ndim < 2 or a.shape[-2] != rows:
         raise ShapeError(
-            "lstsq: expected matrices, and as many rows on the right (or a vector of one axis), "
+            "lstsq: expected matrices, and the same number of rows in b (or a vector of rank 1), "
             f"got {a.shape} and {b.shape}"
         )
     columns = expand_dims(b, 1) if b.ndim == 1 else b
@@ -380,15 +381,15 @@ def matrix_norm(
     Args:
         x: Matrices over the last two axes.
         ord: "fro" (the root of the sum of squares), "nuc" (the sum of the singular values), 1 or -1
-            (the largest or smallest sum of absolute values of a column), inf or -inf (of a row), 2
-            or -2 (the largest or smallest singular value).
+            (the largest or smallest absolute column sum), inf or -inf (the largest or smallest
+            absolute row sum), 2 or -2 (the largest or smallest singular value).
 
     Returns:
         A real Tensor of x's shape without the last two axes.
 
     Raises:
         ShapeError: x has fewer than two axes.
-        ArgumentError: another `ord`.
+        ArgumentError: `ord` is unknown.
 
     A composition. Source: the Array API standard.
 
@@ -408,17 +409,17 @@ def matrix_norm(
         y = (reduction.sum if ord == "nuc" else extreme)(svdvals(x), axis=-1)
     else:
         raise ArgumentError(
-            f"matrix_norm: ord is 'fro', 'nuc', 1, -1, 2, -2, inf or -inf, got {ord!r}"
+            f"matrix_norm: ord must be 'fro', 'nuc', 1, -1, 2, -2, inf or -inf, got {ord!r}"
         )
     return expand_dims(y, (-2, -1)) if keepdims else y
 
 
 @deferrable
 def matrix_power(x: TensorLike, n: int, /) -> Tensor:
-    """Return the product of n times the square matrix x; of its inverse, if n is negative.
+    """Return the n-th power of square matrices; of their inverses, if n is negative.
 
     Args:
-        n: The exponent, an int; 0 makes identity matrices.
+        n: The exponent, an int. 0 returns identity matrices.
 
     Returns:
         A Tensor of x's shape and dtype.
@@ -434,9 +435,9 @@ def matrix_power(x: TensorLike, n: int, /) -> Tensor:
     """
     x = dispatch.lift(x)
     if x.ndim < 2 or x.shape[-1] != x.shape[-2]:
-        raise ShapeError(f"matrix_power takes square matrices, got {x.shape}")
+        raise ShapeError(f"matrix_power expects square matrices, got {x.shape}")
     if not isinstance(n, int):
-        raise ArgumentError(f"matrix_power: the exponent is an int, got {n!r}")
+        raise ArgumentError(f"matrix_power: the exponent must be an int, got {n!r}")
     if n < 0:
         x, n = inv(x), -n
     y = None

@@ -1,17 +1,18 @@
 """Loss functions, with TensorFlow.js's weights and reductions.
 
-Each compares `labels` and `predictions` of one shape, element by element, and reduces:
+Each loss compares `labels` and `predictions` of the same shape elementwise, and reduces:
 
-* `weights` multiplies the losses. It broadcasts to their shape: one weight per example has
-  the shape `(batch, 1)`, say. A weight of 0 takes an element out.
+* `weights` multiplies the losses and broadcasts to their shape. For example, one weight per
+  example has the shape `(batch, 1)`. A weight of 0 excludes an element.
 * `reduction` is `"sum_by_nonzero_weights"` (the default: the sum, divided by the number of
   elements whose weight is not 0), `"mean"` (the sum, divided by the sum of the weights),
   `"sum"`, or `"none"` (one loss per element).
 
-The losses are differentiable in labels (but for numbers of classes), predictions and weights, as
-often as you like. They are compositions of public ops, so overrides fire inside them:
-`sparse_softmax_cross_entropy` of the one op `SparseSoftmaxCrossEntropyWithLogits`, in which no
-rule for `LogSoftmax` fires, `softmax_cross_entropy` of `LogSoftmax` and others.
+The losses are differentiable to any order with respect to labels (except for class numbers),
+predictions and weights. They are compositions of public ops, so overrides fire inside them.
+`softmax_cross_entropy` consists of `LogSoftmax` and other ops. `sparse_softmax_cross_entropy`
+consists of the single op `SparseSoftmaxCrossEntropyWithLogits`, so a rule for `LogSoftmax` does not
+fire in it.
 """
 
 from __future__ import annotations
@@ -47,9 +48,9 @@ REDUCTIONS = (BY_NONZERO, "mean", "sum", "none")
 def compute_weighted_loss(
     losses: TensorLike, weights: TensorLike | None = None, reduction: str = BY_NONZERO
 ) -> Tensor:
-    """Return the losses, weighted and reduced, as every loss here does it.
+    """Return weighted and reduced losses. All losses of this module end with this function.
 
-    If all weights are 0 the two averages are 0/0, NaN.
+    If all weights are 0, the two averages are 0/0, i.e. NaN.
 
     Args:
         losses: One loss per element.
@@ -57,11 +58,11 @@ def compute_weighted_loss(
         reduction: "sum_by_nonzero_weights", "mean", "sum" or "none".
 
     Returns:
-        A Tensor of rank 0; with the reduction "none" of the losses' shape.
+        A Tensor of rank 0; with the reduction "none", a Tensor of the losses' shape.
 
     Raises:
         ShapeError: the weights do not broadcast to the losses.
-        ArgumentError: another `reduction`.
+        ArgumentError: `reduction` is unknown.
 
     Source: `tf.losses.computeWeightedLoss` of TensorFlow.js.
 
@@ -87,7 +88,7 @@ def compute_weighted_loss(
 
 
 def _divisor(losses: Tensor, weights: Tensor | None, reduction: str) -> Tensor | int:
-    """Return the divisor of the sum of the losses: a sum over the weights as they broadcast."""
+    """Return the divisor of the sum of the losses: a sum over the broadcast weights."""
     if weights is None:
         return losses.size
     if reduction == BY_NONZERO:
@@ -116,14 +117,14 @@ def _check_weights(losses: Tensor, weights: Tensor) -> None:
 
 
 def _pair(loss: str, labels: TensorLike, predictions: TensorLike) -> tuple[Tensor, Tensor]:
-    """Labels and predictions as Tensors of one shape; integers become floats."""
+    """Return labels and predictions as Tensors of the same shape. Integers become floats."""
     labels, predictions = lift(labels), lift(predictions)
     if differ(labels.shape, predictions.shape):
         raise ShapeError(
             f"{loss}: labels and predictions must have one shape, got labels {labels.shape} and "
             f"predictions {predictions.shape}"
         )
-    if not same(labels.shape, predictions.shape):  # the run must see
+    if not same(labels.shape, predictions.shape):  # only the run can compare the shapes
         labels = of_shape(labels, predictions.shape, f"{loss}: the labels are not as predictions:")
     predictions = _float(predictions, like=labels)
     return _float(labels, like=predictions), predictions
@@ -143,20 +144,20 @@ def absolute_difference(
     labels: TensorLike, predictions: TensorLike, weights: TensorLike | None = None,
     reduction: str = BY_NONZERO,
 ) -> Tensor:  # fmt: skip
-    """Return the loss `abs(labels - predictions)`. The gradient where they are equal is 0.
+    """Return the loss `abs(labels - predictions)`. The gradient is 0 where both are equal.
 
     Args:
-        labels: The true values, of the shape of the predictions.
+        labels: The true values, in the shape of the predictions.
         predictions: The predicted values.
         weights: Factors of the losses, which broadcast to them; see the module.
         reduction: "sum_by_nonzero_weights", "mean", "sum" or "none".
 
     Returns:
-        A Tensor of rank 0; with the reduction "none" of the labels' shape.
+        A Tensor of rank 0; with the reduction "none", a Tensor of the labels' shape.
 
     Raises:
         ShapeError: the shapes differ, or the weights do not broadcast.
-        ArgumentError: another `reduction`.
+        ArgumentError: `reduction` is unknown.
 
     Source: `tf.losses.absoluteDifference` of TensorFlow.js.
 
@@ -175,17 +176,17 @@ def mean_squared_error(
     """Return the loss `(labels - predictions)²`.
 
     Args:
-        labels: The true values, of the shape of the predictions.
+        labels: The true values, in the shape of the predictions.
         predictions: The predicted values.
         weights: Factors of the losses, which broadcast to them; see the module.
         reduction: "sum_by_nonzero_weights", "mean", "sum" or "none".
 
     Returns:
-        A Tensor of rank 0; with the reduction "none" of the labels' shape.
+        A Tensor of rank 0; with the reduction "none", a Tensor of the labels' shape.
 
     Raises:
         ShapeError: the shapes differ, or the weights do not broadcast.
-        ArgumentError: another `reduction`.
+        ArgumentError: `reduction` is unknown.
 
     Source: `tf.losses.meanSquaredError` of TensorFlow.js.
 
@@ -202,21 +203,21 @@ def huber_loss(
     labels: TensorLike, predictions: TensorLike, weights: TensorLike | None = None,
     reduction: str = BY_NONZERO, *, delta: float = 1.0,
 ) -> Tensor:  # fmt: skip
-    """Return half the squared error up to an error of `delta`, and linear beyond.
+    """Return half the squared error up to an error of `delta`, and a linear loss above it.
 
     Args:
-        labels: The true values, of the shape of the predictions.
+        labels: The true values, in the shape of the predictions.
         predictions: The predicted values.
         weights: Factors of the losses, which broadcast to them; see the module.
         reduction: "sum_by_nonzero_weights", "mean", "sum" or "none".
-        delta: The error from which on the loss is linear.
+        delta: The error above which the loss is linear.
 
     Returns:
-        A Tensor of rank 0; with the reduction "none" of the labels' shape.
+        A Tensor of rank 0; with the reduction "none", a Tensor of the labels' shape.
 
     Raises:
         ShapeError: the shapes differ, or the weights do not broadcast.
-        ArgumentError: another `reduction`.
+        ArgumentError: `reduction` is unknown.
 
     Source: `tf.losses.huberLoss` of TensorFlow.js.
 
@@ -225,7 +226,7 @@ def huber_loss(
     """
     labels, predictions = _pair("huber_loss", labels, predictions)
     error = predictions - labels
-    # by the clipped error and not by abs(error), whose second derivative is wrong at 0
+    # uses the clipped error, because the second derivative of abs(error) is wrong at 0
     quadratic = clip(error, -delta, delta)
     return compute_weighted_loss(quadratic * (error - 0.5 * quadratic), weights, reduction)
 
@@ -238,17 +239,17 @@ def hinge_loss(
     """Return `relu(1 - s * predictions)`, where s is -1 for the label 0 and 1 for the label 1.
 
     Args:
-        labels: The classes, 0 or 1, of the shape of the predictions.
+        labels: The classes, 0 or 1, in the shape of the predictions.
         predictions: The predicted values.
         weights: Factors of the losses, which broadcast to them; see the module.
         reduction: "sum_by_nonzero_weights", "mean", "sum" or "none".
 
     Returns:
-        A Tensor of rank 0; with the reduction "none" of the labels' shape.
+        A Tensor of rank 0; with the reduction "none", a Tensor of the labels' shape.
 
     Raises:
         ShapeError: the shapes differ, or the weights do not broadcast.
-        ArgumentError: another `reduction`.
+        ArgumentError: `reduction` is unknown.
 
     Source: `tf.losses.hingeLoss` of TensorFlow.js.
 
@@ -269,18 +270,18 @@ def log_loss(
     For logits use `sigmoid_cross_entropy`, which needs no epsilon.
 
     Args:
-        labels: The true probabilities, of the shape of the predictions.
+        labels: The true probabilities, in the shape of the predictions.
         predictions: The predicted probabilities p.
         weights: Factors of the losses, which broadcast to them; see the module.
         reduction: "sum_by_nonzero_weights", "mean", "sum" or "none".
-        epsilon: Keeps the logarithms finite.
+        epsilon: Added to the arguments of the logarithms to keep them finite.
 
     Returns:
-        A Tensor of rank 0; with the reduction "none" of the labels' shape.
+        A Tensor of rank 0; with the reduction "none", a Tensor of the labels' shape.
 
     Raises:
         ShapeError: the shapes differ, or the weights do not broadcast.
-        ArgumentError: another `reduction`.
+        ArgumentError: `reduction` is unknown.
 
     Source: `tf.losses.logLoss` of TensorFlow.js.
 
@@ -298,24 +299,24 @@ def cosine_distance(
     labels: TensorLike, predictions: TensorLike, weights: TensorLike | None = None,
     reduction: str = BY_NONZERO, *, axis: int,
 ) -> Tensor:  # fmt: skip
-    """Return `1 - sum(labels * predictions)` along `axis`, which stays as an axis of size 1.
+    """Return `1 - sum(labels * predictions)` along `axis`, which is kept with size 1.
 
-    The vectors along `axis` must have norm 1 already; see `nn.l2_normalize`.
+    The vectors along `axis` must already have norm 1; see `nn.l2_normalize`.
 
     Args:
-        labels: The true values, of the shape of the predictions.
+        labels: The true values, in the shape of the predictions.
         predictions: The predicted values.
         weights: Factors of the losses, which broadcast to them; see the module.
         reduction: "sum_by_nonzero_weights", "mean", "sum" or "none".
         axis: The axis of the vectors.
 
     Returns:
-        A Tensor of rank 0; with the reduction "none" of the labels' shape, with size 1
+        A Tensor of rank 0; with the reduction "none", a Tensor of the labels' shape, with size 1
         along the axis.
 
     Raises:
         ShapeError: the shapes differ, or the weights do not broadcast.
-        ArgumentError: another `reduction`.
+        ArgumentError: `reduction` is unknown.
 
     Source: `tf.losses.cosineDistance` of TensorFlow.js.
 
@@ -335,21 +336,21 @@ def sigmoid_cross_entropy(
     labels: TensorLike, logits: TensorLike, weights: TensorLike | None = None,
     reduction: str = BY_NONZERO, *, label_smoothing: float = 0.0,
 ) -> Tensor:  # fmt: skip
-    """Return the cross entropy of probabilities `labels` and `sigmoid(logits)`, element by element.
+    """Return the elementwise cross entropy of probabilities `labels` and `sigmoid(logits)`.
 
     Args:
-        labels: The true values, of the shape of the logits.
+        labels: The true values, in the shape of the logits.
         logits: The predicted values, before the sigmoid.
         weights: Factors of the losses, which broadcast to them; see the module.
         reduction: "sum_by_nonzero_weights", "mean", "sum" or "none".
-        label_smoothing: How much of the way to 1/2 the labels are moved, in [0, 1].
+        label_smoothing: The fraction by which labels are moved toward 1/2, in [0, 1].
 
     Returns:
-        A Tensor of rank 0; with the reduction "none" of the labels' shape.
+        A Tensor of rank 0; with the reduction "none", a Tensor of the labels' shape.
 
     Raises:
         ShapeError: the shapes differ, or the weights do not broadcast.
-        ArgumentError: another `reduction`.
+        ArgumentError: `reduction` is unknown.
 
     Source: `tf.losses.sigmoidCrossEntropy` of TensorFlow.js.
 
@@ -369,23 +370,23 @@ def softmax_cross_entropy(
 ) -> Tensor:  # fmt: skip
     """Return the cross entropy of distributions `labels` and `softmax(logits)` along the last axis.
 
-    There is one loss, and one weight, per example. The gradient of the labels is
-    `-log_softmax(logits)`, the derivative; TensorFlow.js has another formula.
+    There is one loss, and one weight, per example. The gradient of the labels is the derivative
+    `-log_softmax(logits)`. TensorFlow.js uses another formula.
 
     Args:
-        labels: The true values, of the shape of the logits.
+        labels: The true values, in the shape of the logits.
         logits: The predicted values, before the softmax.
         weights: Factors of the losses, which broadcast to them; see the module.
         reduction: "sum_by_nonzero_weights", "mean", "sum" or "none".
-        label_smoothing: How much of the way to equal probabilities the labels are moved, in [0, 1].
+        label_smoothing: The fraction by which labels move toward equal probabilities, in [0, 1].
 
     Returns:
-        A Tensor of rank 0; with the reduction "none" of the labels' shape without the
+        A Tensor of rank 0; with the reduction "none", a Tensor of the labels' shape without the
         last axis.
 
     Raises:
         ShapeError: the shapes differ, or the weights do not broadcast.
-        ArgumentError: another `reduction`.
+        ArgumentError: `reduction` is unknown.
 
     Source: `tf.losses.softmaxCrossEntropy` of TensorFlow.js.
 
@@ -403,23 +404,23 @@ def sparse_softmax_cross_entropy(
     labels: TensorLike, logits: TensorLike, weights: TensorLike | None = None,
     reduction: str = BY_NONZERO,
 ) -> Tensor:  # fmt: skip
-    """Return the softmax cross entropy with the number of the right class as label.
+    """Return the softmax cross entropy of integer class labels.
 
-    The losses are those of `nn.sparse_softmax_cross_entropy_with_logits`, which is one op: it has
-    the op type, and the rule, that an override concerns.
+    The losses come from `nn.sparse_softmax_cross_entropy_with_logits`, which is a single op.
+    Override its op type to change the gradient.
 
     Args:
-        labels: Integers in `[0, classes)` of the shape `logits.shape[:-1]`.
+        labels: Integers in `[0, classes)`, of shape `logits.shape[:-1]`.
         logits: The predicted values, before the softmax.
         weights: Factors of the losses, which broadcast to them; see the module.
         reduction: "sum_by_nonzero_weights", "mean", "sum" or "none".
 
     Returns:
-        A Tensor of rank 0; with the reduction "none" of the labels' shape.
+        A Tensor of rank 0; with the reduction "none", a Tensor of the labels' shape.
 
     Raises:
         ShapeError: the shapes do not fit, or the weights do not broadcast.
-        ArgumentError: another `reduction`.
+        ArgumentError: `reduction` is unknown.
         DTypeError: the labels are not integers.
 
     Source: `tf.losses.sparse_softmax_cross_entropy` of TensorFlow.
@@ -432,7 +433,7 @@ def sparse_softmax_cross_entropy(
 
 
 def _smooth(labels: Tensor, amount: float, classes: int) -> Tensor:
-    """Labels moved towards equal probabilities for all classes."""
+    """Move labels toward equal probabilities for all classes."""
     return labels * (1 - amount) + amount / classes if amount else labels
 
 

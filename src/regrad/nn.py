@@ -1,6 +1,6 @@
-"""Neural network functions: layers, activations, normalisation, attention, dropout.
+"""Neural network functions: layers, activations, normalization, attention, dropout.
 
-Images are NHWC, filters HWIO, as in TensorFlow. Nothing here holds parameters.
+Images are NHWC and filters HWIO, as in TensorFlow. No function of this module holds parameters.
 """
 
 # isort: skip_file
@@ -53,14 +53,14 @@ __all__ = [
 
 @deferrable
 def dropout(x: TensorLike, rate: float, key: Key, noise_shape: Shape | None = None) -> Tensor:
-    """Return x with elements set to 0 at random, and the others scaled up so that the mean stays.
+    """Return x with random elements set to 0, and the others scaled up to preserve the mean.
 
     Args:
         x: The input.
-        rate: The probability with which an element is dropped, at least 0 and below 1.
+        rate: The probability of dropping an element, at least 0 and below 1.
         key: The source of randomness, see `regrad.random`: a NumPy Generator (each call drops
-            other elements), an int seed, or a JAX key.
-        noise_shape: A shape that broadcasts to x's, if elements are to be dropped together:
+            different elements), an int seed, or a JAX key.
+        noise_shape: A shape that broadcasts to x's shape, to drop elements together:
             `(n, 1, 1, channels)` drops whole channels of images.
 
     Returns:
@@ -90,13 +90,13 @@ def embedding(table: TensorLike, ids: TensorLike) -> Tensor:
 
     Args:
         table: The rows, along the first axis.
-        ids: The numbers of the rows, integers of any shape.
+        ids: The row numbers, integers of any shape.
 
     Returns:
-        A Tensor of the table's dtype. Its shape is that of ids, followed by that of a row.
+        A Tensor of the table's dtype. Its shape is the shape of ids, followed by a row's shape.
 
     Raises:
-        IndexRangeError: a number is out of range (on NumPy and PyTorch).
+        IndexRangeError: a row number is out of range (on NumPy and PyTorch).
 
     Op type: `GatherV2`. Source: `tf.nn.embedding_lookup`.
 
@@ -115,26 +115,26 @@ def scaled_dot_product_attention(
     is_causal: bool = False,
     scale: float | None = None,
 ) -> Tensor:
-    """Return `softmax(q @ kᵀ * scale) @ v`: the values, averaged by how the keys fit.
+    """Return `softmax(q @ kᵀ * scale) @ v`: a weighted average of the values for each query.
 
-    It is a composition of public ops; a rule put in force for `Softmax` or `MatMul` fires.
+    The function is a composition of public ops, so an active rule for `Softmax` or `MatMul` fires.
 
     Args:
         q: Queries, shape `(..., queries, features)`.
         k: Keys, shape `(..., keys, features)`.
         v: Values, shape `(..., keys, any)`.
-        mask: Bools that say which keys a query may see, or floats that are added to the
-            scores; the shape broadcasts to `(..., queries, keys)`. A query that may see
-            nothing gets zeros.
-        is_causal: Query i may see the keys 0 to i only (besides what `mask` says).
-        scale: The factor of the scores, `1 / sqrt(features)` by default.
+        mask: Bools that mark the keys a query may attend to, or floats that are added to the
+            scores. The shape broadcasts to `(..., queries, keys)`. A query without any key
+            returns zeros.
+        is_causal: Whether query i attends only to the keys 0 to i, in addition to `mask`.
+        scale: The factor of the scores, by default `1 / sqrt(features)`.
 
     Returns:
-        A Tensor of the shape `(..., queries, any)`.
+        A Tensor of shape `(..., queries, any)`.
 
     Raises:
         ShapeError: the shapes do not fit.
-        DTypeError: `mask` is of integers.
+        DTypeError: `mask` has an integer dtype.
 
     Source: Vaswani et al., Attention Is All You Need (2017).
 
@@ -156,7 +156,7 @@ def scaled_dot_product_attention(
     if seen is None:
         return matmul(softmax(scores), v)
     weights = softmax(where(seen, scores, _least(scores.dtype)))
-    # a query that sees no key has equal weights by now, and none is meant
+    # a query without any key has equal weights at this point, but must return zeros
     return matmul(where(seen, weights, 0), v)
 
 
@@ -171,14 +171,14 @@ def _check_attention(q: Tensor, k: Tensor, v: Tensor) -> None:
 def _bools(mask: Tensor) -> Tensor:
     if mask.dtype.kind != "b":
         raise DTypeError(
-            "scaled_dot_product_attention: mask must be bools (which keys a query may see) or "
+            "scaled_dot_product_attention: mask must be bools (the keys a query may attend to) or "
             f"floats (added to the scores), got {mask.dtype}; convert it: mask = mask != 0"
         )
     return mask
 
 
 def _least(dtype: np.dtype) -> float:
-    """A score of no weight, from which any ordinary score can be subtracted."""
+    """Return a score with weight 0 from which any ordinary score can be subtracted."""
     return -3e4 if dtype == np.float16 else -1e30
 
 

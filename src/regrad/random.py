@@ -1,16 +1,17 @@
-"""Random tensors from explicit sources of randomness; there is no global seed.
+"""Random tensors from explicit sources of randomness. There is no global seed.
 
 The first argument of every function is `key`, one of
 
-* a NumPy `Generator` (`np.random.default_rng(0)`): it advances, so each call draws new numbers;
-* an int, a seed: short for `np.random.default_rng(seed)`, so equal seeds give equal numbers;
-* a JAX key (`jax.random.key(0)`): it never changes, so the same key draws the same numbers each
-  time. Make new keys with `jax.random.split`. Under jit only a JAX key draws new numbers at each
-  call, and a Generator is refused there.
+* a NumPy `Generator` (`np.random.default_rng(0)`). It advances, so each call draws new numbers.
+* an int, a seed. It is short for `np.random.default_rng(seed)`, so equal seeds return equal
+  numbers.
+* a JAX key (`jax.random.key(0)`). It never changes, so the same key always draws the same numbers.
+  Make new keys with `jax.random.split`. Under jit only a JAX key draws new numbers at each call;
+  a Generator raises an error there.
 
-The result lives in the library of its source: NumPy, or JAX. The parameters of a distribution
-may be Tensors; they broadcast to `shape` (by default the shape is theirs), and the result is
-differentiable in them: `normal` is `mean + stddev * noise`.
+The result is an array of the source's library, NumPy or JAX. The parameters of a distribution may
+be Tensors. They broadcast to `shape`, whose default is the shape of the parameters. The result is
+differentiable with respect to the parameters: `normal` is `mean + stddev * noise`.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ __all__ = [
     "split", "truncated_normal", "uniform",
 ]  # fmt: skip
 
-# An array is a key of JAX. (As text: NumPy loads its random numbers when they are first named.)
+# A key of JAX is an array. (As a string, because NumPy loads its random module on first access.)
 Key: TypeAlias = "int | np.random.Generator | Array"
 
 # -- distributions -------------------------------------------------------------------------------
@@ -59,19 +60,19 @@ def normal(
     stddev: TensorLike = 1.0,
     dtype: DTypeLike | None = None,
 ) -> Tensor:
-    """Return normal (Gaussian) numbers.
+    """Return normally distributed (Gaussian) numbers.
 
     Args:
         key: The source of randomness: a NumPy Generator, an int seed or a JAX key.
-        shape: The shape of the result; by default that of the parameters.
+        shape: The shape of the result; by default the shape of the parameters.
         mean: The mean, which broadcasts to the shape.
-        stddev: The standard deviation, likewise.
-        dtype: A dtype of floats; by default that of the parameters.
+        stddev: The standard deviation, which broadcasts to the shape.
+        dtype: A float dtype; by default the dtype of the parameters.
 
     Raises:
         ArgumentError: `key` is not a source of randomness.
         ShapeError: the parameters do not broadcast to the shape.
-        DTypeError: the dtype is not one of floats.
+        DTypeError: `dtype` is not a float dtype.
 
     Source: `tf.randomNormal` of TensorFlow.js.
 
@@ -96,19 +97,19 @@ def truncated_normal(
     stddev: TensorLike = 1.0,
     dtype: DTypeLike | None = None,
 ) -> Tensor:
-    """Return normal numbers that are at most two standard deviations away from the mean.
+    """Return normally distributed numbers within two standard deviations of the mean.
 
     Args:
         key: The source of randomness: a NumPy Generator, an int seed or a JAX key.
-        shape: The shape of the result; by default that of the parameters.
+        shape: The shape of the result; by default the shape of the parameters.
         mean: The mean, which broadcasts to the shape.
-        stddev: The standard deviation (before truncation), likewise.
-        dtype: A dtype of floats; by default that of the parameters.
+        stddev: The standard deviation before truncation, which broadcasts to the shape.
+        dtype: A float dtype; by default the dtype of the parameters.
 
     Raises:
         ArgumentError: `key` is not a source of randomness.
         ShapeError: the parameters do not broadcast to the shape.
-        DTypeError: the dtype is not one of floats.
+        DTypeError: `dtype` is not a float dtype.
 
     Source: `tf.truncatedNormal` of TensorFlow.js.
 
@@ -128,19 +129,19 @@ def uniform(
     high: TensorLike = 1.0,
     dtype: DTypeLike | None = None,
 ) -> Tensor:
-    """Return numbers from `[low, high)`, all equally likely.
+    """Return uniformly distributed numbers in `[low, high)`.
 
     Args:
         key: The source of randomness: a NumPy Generator, an int seed or a JAX key.
-        shape: The shape of the result; by default that of the parameters.
+        shape: The shape of the result; by default the shape of the parameters.
         low: The lower bound, which broadcasts to the shape.
-        high: The upper bound, likewise.
-        dtype: A dtype of floats; by default that of the parameters.
+        high: The upper bound, which broadcasts to the shape.
+        dtype: A float dtype; by default the dtype of the parameters.
 
     Raises:
         ArgumentError: `key` is not a source of randomness.
         ShapeError: the parameters do not broadcast to the shape.
-        DTypeError: the dtype is not one of floats.
+        DTypeError: `dtype` is not a float dtype.
 
     Source: `tf.randomUniform` of TensorFlow.js.
 
@@ -156,18 +157,18 @@ def uniform(
 def exponential(
     key: Key, shape: Shape | None = None, scale: TensorLike = 1.0, dtype: DTypeLike | None = None
 ) -> Tensor:
-    """Return exponentially distributed numbers of mean `scale`.
+    """Return exponentially distributed numbers with mean `scale`.
 
     Args:
         key: The source of randomness: a NumPy Generator, an int seed or a JAX key.
-        shape: The shape of the result; by default that of the parameters.
+        shape: The shape of the result; by default the shape of the parameters.
         scale: The mean, which broadcasts to the shape.
-        dtype: A dtype of floats; by default that of the parameters.
+        dtype: A float dtype; by default the dtype of the parameters.
 
     Raises:
         ArgumentError: `key` is not a source of randomness.
         ShapeError: the parameters do not broadcast to the shape.
-        DTypeError: the dtype is not one of floats.
+        DTypeError: `dtype` is not a float dtype.
 
     Source: `numpy.random.Generator.exponential`.
 
@@ -187,19 +188,19 @@ def gumbel(
     scale: TensorLike = 1.0,
     dtype: DTypeLike | None = None,
 ) -> Tensor:
-    """Return Gumbel numbers; `argmax(logits + gumbel)` is a draw from `softmax(logits)`.
+    """Return Gumbel numbers. `argmax(logits + gumbel)` is a sample of `softmax(logits)`.
 
     Args:
         key: The source of randomness: a NumPy Generator, an int seed or a JAX key.
-        shape: The shape of the result; by default that of the parameters.
+        shape: The shape of the result; by default the shape of the parameters.
         loc: The mode, which broadcasts to the shape.
-        scale: The scale, likewise.
-        dtype: A dtype of floats; by default that of the parameters.
+        scale: The scale, which broadcasts to the shape.
+        dtype: A float dtype; by default the dtype of the parameters.
 
     Raises:
         ArgumentError: `key` is not a source of randomness.
         ShapeError: the parameters do not broadcast to the shape.
-        DTypeError: the dtype is not one of floats.
+        DTypeError: `dtype` is not a float dtype.
 
     Source: `numpy.random.Generator.gumbel`.
 
@@ -217,13 +218,13 @@ def bernoulli(
 ) -> Tensor:
     """Return True with probability `p`.
 
-    There is no gradient of `p`, unless a rule is in force for the op type `Less`.
+    `p` has no gradient, unless a rule is active for the op type `Less`.
 
     Args:
         key: The source of randomness: a NumPy Generator, an int seed or a JAX key.
-        shape: The shape of the result; by default that of the parameters.
+        shape: The shape of the result; by default the shape of `p`.
         p: The probability, which broadcasts to the shape.
-        dtype: The dtype of the result, bools by default.
+        dtype: The dtype of the result; bool by default.
 
     Raises:
         ArgumentError: `key` is not a source of randomness.
@@ -241,18 +242,18 @@ def bernoulli(
 
 @public
 def randint(key: Key, shape: Shape, low: int, high: int, dtype: DTypeLike | None = None) -> Tensor:
-    """Return integers from `[low, high)`, all equally likely.
+    """Return uniformly distributed integers in `[low, high)`.
 
     Args:
         key: The source of randomness: a NumPy Generator, an int seed or a JAX key.
         shape: The shape of the result.
-        low: The least integer.
-        high: The upper bound, which is not drawn.
-        dtype: A dtype of integers; int64, or JAX's default integers, by default.
+        low: The smallest integer.
+        high: The upper bound, which is excluded.
+        dtype: An integer dtype; by default int64, or JAX's default integers.
 
     Raises:
         ArgumentError: the range is empty, or `key` is not a source of randomness.
-        DTypeError: JAX cannot hold the dtype.
+        DTypeError: JAX cannot represent the dtype.
 
     Source: `jax.random.randint`.
 
@@ -274,10 +275,10 @@ def permutation(key: Key, x: TensorLike, axis: int = 0) -> Tensor:
     Args:
         key: The source of randomness: a NumPy Generator, an int seed or a JAX key.
         x: An int n, for the integers from 0 to n - 1; or a Tensor or array.
-        axis: The axis of a Tensor along which its slices change places.
+        axis: The axis of a Tensor along which to permute its slices.
 
     Returns:
-        A Tensor of the shape `(n,)` of int64 (JAX's default integers); or of x's shape and dtype.
+        A Tensor of shape `(n,)` and int64 (JAX's default integers), or of x's shape and dtype.
 
     Source: `jax.random.permutation`.
 
@@ -298,7 +299,7 @@ def permutation(key: Key, x: TensorLike, axis: int = 0) -> Tensor:
 def key(seed: int) -> Any:
     """Return a key of JAX, the source of randomness to use under `jit`.
 
-    A key never changes: pass it as an argument, and make new ones of it by `split` or `fold_in`.
+    A key never changes. Pass it as an argument, and make new keys with `split` or `fold_in`.
 
     Args:
         seed: An int. Equal seeds make equal keys.
@@ -317,7 +318,7 @@ def key(seed: int) -> Any:
 
 @public
 def split(key: Key, num: int = 2) -> Any:
-    """Return new keys made from one, which is not to be used again.
+    """Return new keys derived from a key. Do not use the original key again.
 
     Args:
         key: A key of JAX.
@@ -341,11 +342,11 @@ def split(key: Key, num: int = 2) -> Any:
 
 @public
 def fold_in(key: Key, data: Any) -> Any:
-    """Return a new key made from a key and an integer.
+    """Return a new key derived from a key and an integer.
 
     Args:
         key: A key of JAX.
-        data: The integer (the number of a step, say), which may be a Tensor.
+        data: The integer, e.g. the number of a step. It may be a Tensor.
 
     Raises:
         ArgumentError: `key` is not a key of JAX.
@@ -380,14 +381,14 @@ def _jax_random() -> Any:
 def _parameters(
     name: str, values: tuple[Any, ...], shape: Shape | None, dtype: DTypeLike | None
 ) -> tuple[list[Any], tuple[int, ...], np.dtype]:
-    """The parameters of a distribution under one dtype, and the shape and dtype of the result."""
+    """Return the parameters of a distribution in one dtype, and the result's shape and dtype."""
     values = tuple(v if type(v) in (int, float) else lift(v) for v in values)
     tensors = [v for v in values if isinstance(v, Tensor)]
     if dtype is None:
         dtype = promote([t.dtype for t in tensors if t.dtype.kind == "f"] or [get_default_dtype()])
     dtype = as_numpy_dtype(dtype)
     if dtype.kind not in "fV":
-        raise DTypeError(f"{name}: the dtype must be one of floats, got {dtype}")
+        raise DTypeError(f"{name}: the dtype must be a float dtype, got {dtype}")
     shapes = [t.shape for t in tensors]
     shape = np.broadcast_shapes(*shapes) if shape is None else as_shape(shape)
     if shapes and not _fits(shape, shapes):
@@ -406,7 +407,7 @@ def _fits(shape: tuple[int, ...], shapes: list[tuple[int, ...]]) -> bool:
 
 
 def _affine(noise: Array, offset: TensorLike, scale: TensorLike) -> Tensor:
-    """`offset + scale * noise`, without the steps that would do nothing."""
+    """Return `offset + scale * noise`, without operations that have no effect."""
     y = wrap(noise)
     if isinstance(scale, Tensor) or scale != 1:
         y = y * scale
@@ -433,7 +434,7 @@ class NumpySource:
         self.generator = generator
 
     def draw(self, name: str, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-        """Numbers from the standard form of the distribution `name`."""
+        """Return numbers from the standard form of the distribution `name`."""
         if name == "truncated_normal":
             from scipy.special import ndtr, ndtri
 
@@ -442,18 +443,18 @@ class NumpySource:
         if name == "gumbel":
             return np.asarray(self.generator.gumbel(size=shape)).astype(dtype)
         method = {"uniform": "random"}.get(name, f"standard_{name}")
-        exact = dtype if dtype in (np.float32, np.float64) else FLOAT  # what a Generator has
+        exact = dtype if dtype in (np.float32, np.float64) else FLOAT  # a Generator's dtypes
         noise = getattr(self.generator, method)(shape, dtype=exact)
         return np.asarray(noise).astype(dtype, copy=False)
 
     def integers(
         self, shape: tuple[int, ...], low: int, high: int, dtype: np.dtype | None
     ) -> np.ndarray:
-        """Integers from `[low, high)`."""
+        """Return integers in `[low, high)`."""
         return np.asarray(self.generator.integers(low, high, shape, dtype or np.int64))
 
     def permutation(self, n: int) -> np.ndarray:
-        """The integers below n in random order."""
+        """Return the integers below n in random order."""
         return self.generator.permutation(n)
 
 
@@ -475,7 +476,7 @@ class JaxSource:
         self.backend: Backend = BACKENDS[type(key)]
 
     def draw(self, name: str, shape: tuple[int, ...], dtype: np.dtype) -> Any:
-        """Numbers from the standard form of the distribution `name`."""
+        """Return numbers from the standard form of the distribution `name`."""
         import jax
 
         bounds = (-2.0, 2.0) if name == "truncated_normal" else ()
@@ -483,19 +484,19 @@ class JaxSource:
         return getattr(jax.random, name)(self.key, *bounds, shape=shape, dtype=dtype)
 
     def integers(self, shape: tuple[int, ...], low: int, high: int, dtype: np.dtype | None) -> Any:
-        """Integers from `[low, high)`."""
+        """Return integers in `[low, high)`."""
         import jax
 
         default = jax.numpy.arange(0).dtype  # int64 in x64 mode, else int32
         if dtype in (np.int64, np.uint64) and default != np.int64:
             raise DTypeError(
-                f"JAX cannot hold {dtype} while its x64 mode is off; take int32, or switch it on "
+                f"JAX cannot represent {dtype} while its x64 mode is off; use int32, or enable x64 "
                 "with jax.config.update('jax_enable_x64', True)"
             )
         return jax.random.randint(self.key, shape, low, high, dtype or default)
 
     def permutation(self, n: int) -> Any:
-        """The integers below n in random order."""
+        """Return the integers below n in random order."""
         import jax
 
         return jax.random.permutation(self.key, n)
@@ -503,13 +504,13 @@ class JaxSource:
 
 @public
 def source(key: Key) -> NumpySource | JaxSource:
-    """Return the source of randomness that a key stands for.
+    """Return the source of randomness for a key.
 
     Args:
         key: The source of randomness: a NumPy Generator, an int seed or a JAX key.
 
     Raises:
-        ArgumentError: it is none of these, or a Generator under JAX's jit.
+        ArgumentError: `key` is none of these, or is a Generator under JAX's jit.
 
     >>> import numpy as np
     >>> import regrad as rg
@@ -535,12 +536,12 @@ def source(key: Key) -> NumpySource | JaxSource:
 
 
 def _check_not_traced() -> None:
-    """A Generator under JAX's jit would draw once, and the numbers would be baked in."""
+    """Raise under JAX's jit, where a Generator would draw only once, at trace time."""
     jax = sys.modules.get("jax")
     if jax is not None and isinstance(jax.numpy.asarray(0.0), jax.core.Tracer):
         raise ArgumentError(
             "a NumPy Generator cannot be used under jit: its numbers would be drawn once, and "
-            "every call would see the same ones. Pass a JAX key (jax.random.key(0)) as an "
+            "every call would return the same ones. Pass a JAX key (jax.random.key(0)) as an "
             "argument of the compiled function, and split it for each draw."
         )
 

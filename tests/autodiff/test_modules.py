@@ -120,7 +120,7 @@ def test_overrides_and_gradients_reach_what_is_in_it():
 
 
 def test_where_variables_are_expected_a_module_is_refused_with_what_to_give(tmp_path):
-    words = r"got Net; of a Module give {}"
+    words = r"got Net; for a Module pass {}"
     save = lambda: rg.train.save(tmp_path / "net.safetensors", Net())  # noqa: E731
     refused(save, ArgumentError, words.format(r"module\.variables"))
     init = rg.train.Optimizer(optax.sgd(0.1)).init

@@ -71,7 +71,7 @@ W, B, BAD_W = (np.float32(x).tobytes() for x in ([1, 2], [3], [1, 3]))
 CHANGES = [
     (W, BAD_W, "the array 'w' is not the one"), (B + W, W + B, "checksum"),
     (b'"epoch":"3"', b'"epoch":"4"', "the metadata are not those that were saved"),
-    (b'"w":{', b'"v":{', "the names of its arrays are not those of its checksums"),
+    (b'"w":{', b'"v":{', "the names of its arrays do not match its checksums"),
     (b'"shape":[2]', b'"shape":[3]', "SafetensorError"),
 ]  # fmt: skip
 

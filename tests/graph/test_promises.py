@@ -101,7 +101,7 @@ REFUSED = {  # a function of a vector of unknown length, the error, and its word
     "a checkpoint's closure": (in_body(rg.checkpoint), ValueError, BY_A_CLOSURE),
     "a compiled function's closure": (in_body(rg.jit), ValueError, BY_A_CLOSURE),
     "an unknown number of results": (lambda x: rg.unstack(rg.asarray(x)), UnknownShapeError,
-                                     "how many results"),
+                                     "number of results"),
 }  # fmt: skip
 
 

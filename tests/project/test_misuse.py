@@ -355,7 +355,7 @@ MISUSES[run, e.TraceError] = [
 ]  # fmt: skip
 MISUSES[run, e.DTypeError] = [
     ("'V'|dtype is float32, got int64|astype(value, v.dtype", lambda: V.assign(rg.asarray([1, 2]))),
-    ("an index is made of integers|astype(index, rg.int64)", lambda: x[1.5]),
+    ("an index consists of integers|astype(index, rg.int64)", lambda: x[1.5]),
     ("tensor: a Tensor holds numbers or bools|[None, 1.0]|rg.nan", lambda: rg.tensor([None, 1.0])),
     ("regrad.bitwise_invert is not defined for float32 (2,)|astype", lambda: ~x),
     ("arange: expected a dtype such as|got 'flaot32'", lambda: rg.arange(3, dtype="flaot32")),

@@ -248,7 +248,7 @@ MISTAKES = [  # of an optimizer and of the variables w and b
     (lambda sgd, w, b: sgd.init([variable("n", 1, dtype="int32")]), DTypeError,
      "'n' is of int32; only floats"),
     (lambda sgd, w, b: sgd.apply_gradients({"w": ONES}), ArgumentError,
-     r"goes by names\. Give the variables"),
+     r"goes by names\. Pass the variables"),
     (lambda sgd, w, b: sgd.apply_gradients({"c": ONES}, [w]), ArgumentError,
      r"unknown variables \['c'\]; known are \['w'\]"),
     (lambda sgd, w, b: known(sgd, w, b).apply_gradients({"c": ONES}), ArgumentError,

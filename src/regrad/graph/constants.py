@@ -1,7 +1,7 @@
-"""The values of small integer tensors, as far as they are known when the graph is built.
+"""The values of small integer tensors, as far as they are known when a graph is built.
 
-Programs compute sizes by ops (`shape(x)[0] * 2`), and what is reshaped to such a size should
-have a static shape where its parts are known. So kernels run on numbers and Dims, as objects.
+Programs compute sizes by ops (`shape(x)[0] * 2`). A tensor that is reshaped to such a size should
+have a static shape where its parts are known. So kernels run on arrays of numbers and Dims.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ SMALL = 64
 
 
 def fold(node: NodeLike) -> None:
-    """Note the values of a small integer output, where they follow from those of the inputs."""
+    """Record the values of a small integer output, if they follow from known inputs."""
     if node.op.type == "Const":
         value = node.attrs["value"]
         if value.size <= SMALL:
@@ -46,7 +46,7 @@ def _fold_from(node: NodeLike, contents: Sequence[object]) -> None:
         else:
             kernel = node.op.kernels[np.ndarray]
             results = kernel(*[placed(contents, p) for p in node.layout], **node.attrs)
-    except Exception:  # not every kernel takes objects; then the values are not known, no harm
+    except Exception:  # the kernel does not accept objects, so the values stay unknown
         return
     results = results if node.op.several else (results,)
     for symbol, content in zip(node.symbols, results, strict=True):
@@ -54,7 +54,7 @@ def _fold_from(node: NodeLike, contents: Sequence[object]) -> None:
 
 
 def _in_range(content: np.ndarray | None, dtype: np.dtype) -> np.ndarray | None:
-    """Known values, unless the dtype cannot hold them (then the run decides)."""
+    """Return known values if they fit the dtype; otherwise None, and the run decides."""
     if content is None:
         return None
     limits = np.iinfo(dtype)
@@ -63,7 +63,7 @@ def _in_range(content: np.ndarray | None, dtype: np.dtype) -> np.ndarray | None:
 
 
 def _objects(content: Any) -> np.ndarray | None:
-    """Known values as an array of objects (a Dim alone is one of rank 0)."""
+    """Return known values as an array of objects. A single Dim has rank 0."""
     if not isinstance(content, np.ndarray):
         content, value = np.empty((), object), content
         content[()] = value
@@ -71,27 +71,27 @@ def _objects(content: Any) -> np.ndarray | None:
 
 
 def as_attribute(x: Tensor) -> Any:
-    """A symbolic Tensor of integers as an attribute: numbers where known, else read in the run."""
+    """Return a symbolic integer Tensor as an attribute: known numbers, or values of the run."""
     symbol = x._data
     if symbol.dtype.kind not in "iu":
-        raise ArgumentError(f"sizes are integers, got {symbol.dtype} ({symbol.name!r})")
+        raise ArgumentError(f"sizes must be integers, got {symbol.dtype} ({symbol.name!r})")
     if symbol.content is not None:
         rely(symbol)
         return _tupled(symbol.content)
     if isinstance(symbol.shape, UnknownRank) or not dims.is_known(symbol.shape):
         raise ArgumentError(
-            f"how many sizes {symbol.name!r} holds must be known when the graph is built; its "
+            f"the number of sizes in {symbol.name!r} must be known when the graph is built; its "
             f"shape is {symbol.shape}"
         )
     if not symbol.shape:
         return dims.entry_of(symbol, None)
     if len(symbol.shape) > 1:
-        raise ArgumentError(f"sizes are a vector, {symbol.name!r} has shape {symbol.shape}")
+        raise ArgumentError(f"sizes must be a vector, {symbol.name!r} has shape {symbol.shape}")
     return tuple(dims.entry_of(symbol, i) for i in range(symbol.shape[0]))
 
 
 def rely(symbol: SymbolLike) -> None:
-    """Note that a value known when the graph is built was used: it cannot be fed any more."""
+    """Record that the graph used a value that is known at build time, so it cannot be fed."""
     stack = [symbol]
     while stack:
         here = stack.pop()

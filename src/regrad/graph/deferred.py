@@ -1,7 +1,7 @@
-"""Functions that wait for the run, because they ask for a size that only the run can tell.
+"""Deferred calls: functions that need a size that is unknown before the run.
 
-Such a rule, or such a function of the library, becomes one node: in the run it is given values
-and does its work at once, as in eager mode. The gradient of that node is another such node.
+Such a rule, or such a function of regrad, becomes one node. In the run it receives values and
+computes like in eager mode. The gradient of the node is a node of the same kind.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 Bindings: TypeAlias = dict[str, OpBinding] | None  # the overrides for a call, by op type
-# A function of Tensors, and of the sizes that the run has resolved, to a list of Tensors.
+# A function of Tensors, and of the sizes that the run has resolved, that returns a list of Tensors.
 Later = Callable[[Sequence[Tensor], Any], Sequence[Tensor]]
 
 
@@ -48,9 +48,9 @@ def _kernel(
         ys = call([wrap(np.asarray(x) if isinstance(x, np.generic) else x) for x in xs], sizes)
     for y in filter(is_symbolic, ys):
         raise GraphError(
-            "a rule or function that waits for the run, because it asks for sizes, returned a "
-            "tensor of the graph. Let it use its arguments only, and not tensors from outside or "
-            f"{y._data.words.constant}; or give the placeholders shapes, so that it need not wait."
+            "a rule or function that waits for the run, because it needs sizes, returned a "
+            "tensor of the graph. It must use only its arguments, and no tensors from outside or "
+            f"{y._data.words.constant}. Or define the placeholders' shapes, so it need not wait."
         )
     return tuple(y._data for y in ys)
 
@@ -58,8 +58,8 @@ def _kernel(
 def later(
     call: Later, xs: Sequence[Tensor], sizes: Any, overrides: Bindings, specs: Sequence[Spec] | None
 ) -> tuple[Tensor, ...]:
-    """A node that makes the call when the graph runs."""
-    if not any(is_symbolic(x) for x in xs):  # the run has come
+    """Return the results of a node that makes the call when the graph runs."""
+    if not any(is_symbolic(x) for x in xs):  # already in the run
         state = current() or State()
         with in_state(state.overriding(overrides or None)):
             return tuple(call(list(xs), sizes))
@@ -68,7 +68,7 @@ def later(
 
 
 class LaterRule(Rule):
-    """The gradient of a deferred call: a deferred call that differentiates it."""
+    """The gradient of a deferred call: another deferred call that differentiates it."""
 
     name = "deferred"
     by_leaf = sparse = True
@@ -77,7 +77,7 @@ class LaterRule(Rule):
         return frozenset({0}), False
 
     def linear_in(self, wanted: frozenset[int]) -> bool:
-        return False  # nobody can know before the run
+        return False  # unknown before the run
 
     def carries(self, node: NodeLike, index: int) -> bool:
         return bool(node.attrs["overrides"]) or super().carries(node, index)
@@ -92,7 +92,7 @@ def pull_call(
     call: Later, record: Any, dy: Any, places: Sequence[int],
     sizes: Any = None, overrides: Bindings = None,
 ) -> list[tuple[int, Any]]:  # fmt: skip
-    """Pull gradients, in the run, through a call on the inputs of a record, those at `places`."""
+    """Pull gradients in the run through a call on a record's inputs, for those at `places`."""
     xs = list(record.xs)
     reached = [i for i, d in enumerate(dy) if d is not None]
     dys = [dy[i] for i in reached]
@@ -109,9 +109,9 @@ LATER = graph_op(
 
 
 def differentiated(call: Later, count: int, places: Sequence[int], reached: Sequence[int]) -> Later:
-    """The gradients by the inputs at `places`, given those at the outputs at `reached`.
+    """Return the gradients of the inputs at `places`, from gradients of the outputs at `reached`.
 
-    Where nothing is connected they are zeros.
+    Inputs without a connection get zeros.
     """
 
     def gradients(tensors: Sequence[Tensor], sizes: Any) -> Sequence[Tensor]:
@@ -124,19 +124,19 @@ def differentiated(call: Later, count: int, places: Sequence[int], reached: Sequ
 
 
 def dtype_due(dtype: np.dtype, dys: Sequence[Tensor | None]) -> np.dtype:
-    """The dtype of a gradient: that of the input, or for integers that of what arrives."""
+    """Return the dtype of a gradient: the input's, or for integers the incoming gradient's."""
     arriving = [dy.dtype for dy in dys if dy is not None]
     return dtype if is_inexact(dtype) else next(filter(is_inexact, arriving), arriving[0])
 
 
 def _spec_due(record: Record, leaf: int, dys: Sequence[Tensor | None]) -> Spec:
-    """Return the known shape and dtype of the gradient by an input."""
+    """Return the known shape and dtype of the gradient of an input."""
     shape, dtype = record.specs[leaf]
     return spec_of_record(shape, dtype_due(dtype, dys))
 
 
 def spec_of_record(shape: Shape, dtype: np.dtype) -> Spec:
-    """A shape and dtype as records hold them, as a Spec."""
+    """Return a shape and dtype of a record as a Spec."""
     return Spec(None if isinstance(shape, UnknownRank) else tuple(shape), dtype)
 
 
@@ -144,7 +144,7 @@ def spec_of_record(shape: Shape, dtype: np.dtype) -> Spec:
 
 
 def pull_later(record: Record, dy: Cotangent, watched: set[int]) -> dict[int, Any]:
-    """The gradients by leaf of a record whose rule must wait for the run."""
+    """Return the gradients by leaf of a record whose rule must wait for the run."""
     leaves = [i for i, key in enumerate(record.inputs) if key in watched]
     dys = dy if isinstance(dy, tuple) else (dy,)
     ys = record.y if isinstance(record.y, tuple) else (record.y,)
@@ -159,9 +159,9 @@ def pull_later(record: Record, dy: Cotangent, watched: set[int]) -> dict[int, An
 
 
 class _Pull:
-    """A record's rule, called on values: what arrives, the inputs kept, the outputs kept.
+    """A record's rule as a function of values: incoming gradients, kept inputs, kept outputs.
 
-    It holds nothing of the record that is symbolic.
+    It holds no symbolic part of the record.
     """
 
     def __init__(self, record: Record, leaves: list[int], present: list[bool], dys: int) -> None:
@@ -205,13 +205,13 @@ DEFERRALS[Symbol] = Deferral(defer, in_innermost, size_tensor, of_shape, pull_la
 
 
 def deferrable(f: Callable[P, R]) -> Callable[P, R]:
-    """Return a function that may ask for sizes: where only the run can tell, the run calls it.
+    """Return a function that may read sizes. If a size is unknown, the call waits for the run.
 
     Args:
-        f: A function of Tensors that asks for sizes, to compare or to loop over them.
+        f: A function of Tensors that reads sizes, to compare them or to loop over them.
 
     Raises:
-        GraphError: (when called in a graph) f uses tensors of the graph that are not arguments.
+        GraphError: (from a call in a graph) f uses tensors of the graph that are not arguments.
 
     >>> import regrad.v1 as tf
     >>> from regrad.extend import deferrable
@@ -246,7 +246,7 @@ def _call_later(f: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, 
     places = [i for i, x in enumerate(read) if x is not None]
     xs = [x for x in read if x is not None]
     if not any(is_symbolic(x) for x in xs):
-        raise  # the error that led here: there is no graph to wait for
+        raise  # the UnknownShapeError, because no graph will run later
     shape_of_result: list[Any] = []
     path = PATH.get()
     foreseen: list[np.dtype] = []
@@ -258,7 +258,7 @@ def _call_later(f: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, 
         shape_of_result[:] = [close]
         got = [y.dtype for y in results]
         if foreseen and got != foreseen:
-            raise DTypeError(f"{f.__name__}: the dtypes {foreseen} were foreseen, got {got}")
+            raise DTypeError(f"{f.__name__}: expected the dtypes {foreseen}, got {got}")
         return results
 
     sizes = [None if x is not None else leaf for leaf, x in zip(leaves, read, strict=True)]
@@ -270,7 +270,7 @@ def _call_later(f: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, 
 
 
 def _in_force(xs: Sequence[Tensor]) -> dict[str, Any]:
-    """The overrides for ops made here, those of the tensors' graph among them, by op type."""
+    """Return the overrides by op type for ops made here, including the graph's overrides."""
     state = current()
     if state is None or not state.overrides:
         return {}
@@ -284,7 +284,7 @@ def _in_force(xs: Sequence[Tensor]) -> dict[str, Any]:
 
 
 def _foresee(f: Callable[..., Any], xs: Sequence[Tensor], attrs: Attrs) -> list[Spec]:
-    """Return the specs of the results of a call, found by calling it with small inputs."""
+    """Return the specs of the results of a call, by a trial with small inputs."""
     places = [i for i, x in enumerate(xs) if is_symbolic(x)]
 
     def call(tensors: Sequence[Tensor], sizes: Any) -> Sequence[Tensor]:
@@ -293,18 +293,19 @@ def _foresee(f: Callable[..., Any], xs: Sequence[Tensor], attrs: Attrs) -> list[
 
     try:
         found = probe(LATER, [[xs[i]._data.spec for i in places]], attrs | {"call": call})
-    except Exception:  # no inputs that were tried would do
+    except Exception:  # the function failed for all inputs of the trials
         if str(f.__annotations__.get("return")) == "Tensor":
             floats = [x.dtype for x in xs if is_inexact(x.dtype)]
             return [Spec(None, (floats or [xs[0].dtype])[0])]
         raise UnknownShapeError(
-            f"{f.__name__} asks for sizes that only the run of the graph can tell, and its "
-            "results cannot be foreseen. Give the placeholders shapes, or call set_shape."
+            f"{f.__name__} needs sizes that are unknown before the run of the graph, and the "
+            "shapes of its results are unknown, too. Define the placeholders' shapes, or call "
+            "set_shape."
         ) from None
-    # The sizes may follow from what else was equal in all trials; the rank does not.
+    # The sizes may depend on other data that was equal in all trials. The rank does not.
     return [Spec(x.shape and (None,) * len(x.shape), x.dtype) for x in found]
 
 
 def _as_tensor(leaf: object) -> Tensor | None:
-    """A leaf that is a tensor: those go in as inputs, all else as it is."""
+    """Return a leaf as a tensor if it is an array. Tensors become inputs, other leaves do not."""
     return lift(leaf) if is_tensor(leaf) or is_array(leaf) else None

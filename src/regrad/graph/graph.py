@@ -1,8 +1,8 @@
-"""Graphs: ops recorded to be run later, dispatched like those that run at once.
+"""Graphs: ops that are recorded to run later, with the same dispatch as ops that run at once.
 
-A symbolic Tensor holds a `Symbol` where others hold an array. An op of one is not computed but
-put into the symbol's graph as a `Node`: a record, as tapes have them, with symbolic tensors in
-the place of values. So rules, tapes and the walk treat both alike.
+The data of a symbolic Tensor is a `Symbol` instead of an array. An op of a symbolic Tensor is not
+computed. regrad adds it to the symbol's graph as a `Node`, which is a record as on a tape, with
+symbolic tensors in place of values. So rules, tapes and the backward pass treat both alike.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ from regrad.errors import ArgumentError, FinalizedError, GraphError, kind
 from regrad.graph.constants import fold
 from regrad.shapes.infer import Spec, infer
 
-PLACES = [tuple(range(n)) for n in range(16)]  # of ops whose parameters are single tensors
+PLACES = [tuple(range(n)) for n in range(16)]  # for ops whose parameters are single tensors
 VALID_NAME = re.compile(r"[A-Za-z0-9.][A-Za-z0-9_.\\/>-]*")
 NO_RULE = NoGradient()
 
 
 class Symbol(SizeSource):
-    """An output of a node: what a symbolic Tensor holds in the place of an array.
+    """An output of a node: the data of a symbolic Tensor, in place of an array.
 
-    `content` are the values of a small integer output as far as they are known when the graph
-    is built (numbers and Dims): shapes are computed by ops, and should stay known.
-    `carries` says whether a gradient can come this way: floats carry one, and of integers and
-    bools those that an override in force makes, with what is computed from them.
+    `content` holds the values of a small integer output, as far as they are known when the graph
+    is built (numbers and Dims). Ops compute shapes, and shapes should stay known. `carries` is
+    whether a gradient can propagate through this symbol. Floats carry gradients. Integers and
+    bools do so only if an active override makes one, or if they are computed from such a tensor.
     """
 
     __slots__ = (
@@ -49,7 +49,7 @@ class Symbol(SizeSource):
     )  # fmt: skip
 
     shape: Any  # a tuple of ints and Dims, or an UnknownRank
-    spec: Spec  # shape and dtype, as inference takes them
+    spec: Spec  # shape and dtype, in the form of inference
 
     def __init__(self, node: Node, index: int, spec: Spec) -> None:
         self.node: Node = node
@@ -59,7 +59,7 @@ class Symbol(SizeSource):
         self.carries: bool = is_inexact(spec.dtype)
         self.content: np.ndarray | None = None
         self.relied: bool = False  # whether the content was used for a shape
-        self.face: Any = None  # what its user sees of it
+        self.face: Any = None  # the public object for it
         if spec.shape is not None and not dims.KINDS.issuperset(map(type, spec.shape)):
             what = f"{node.op.name}: expected integers for the sizes of the result"
             spec = Spec(dims.as_sizes(spec.shape, what), spec.dtype)
@@ -71,7 +71,7 @@ class Symbol(SizeSource):
             self.refine(spec.shape)
 
     def refine(self, shape: Any) -> None:
-        """Learn more of the shape; None for what is still unknown."""
+        """Add knowledge of the shape. None is a size that is still unknown."""
         if shape is None or isinstance(shape, UnknownRank):
             self.spec = Spec(None, self.dtype)
             return
@@ -82,7 +82,7 @@ class Symbol(SizeSource):
         self.spec = Spec(self.shape, self.dtype)
 
     def loosen(self, sizes: Any) -> None:
-        """Forget what of the shape may change, because another value may be fed here."""
+        """Forget known sizes that may change, because a run may feed another value here."""
         self.shape, self.content = UnknownRank(self), None
         self.refine(sizes)
 
@@ -95,12 +95,12 @@ class Symbol(SizeSource):
 
     @property
     def words(self) -> ErrorTerms:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """Return the name that the user of its graph writes, for messages."""
+        """The words of the graph's public API, for messages."""
         return self.node.graph.root.words
 
     @property
     def ndim(self) -> int:
-        """The number of axes; UnknownShapeError if it is unknown."""
+        """The number of axes. Raises UnknownShapeError if it is unknown."""
         return len(self.shape)
 
     @property
@@ -113,7 +113,7 @@ class Symbol(SizeSource):
 
 
 class SymbolBackend(Backend):
-    """The 'library' of symbols. What needs values is refused."""
+    """The backend of symbols. Operations that need values raise an error."""
 
     name = "graph"
     rank = 3
@@ -144,12 +144,12 @@ class Node(GroupedRecord):
 
     graph: OpGraph
     name: str
-    number: int  # in order of creation, which is an order in which they can run
+    number: int  # in order of creation, which is a valid order of execution
     derived: bool  # whether a backward pass made it
-    control: tuple[Node, ...]  # what must have run before
-    sized: list[Symbol]  # of which attributes want the shape (or the value) in a run
+    control: tuple[Node, ...]  # nodes that must run before
+    sized: list[Symbol]  # symbols whose shape (or value) the attributes need in a run
     symbols: tuple[Symbol, ...]  # the outputs
-    face: Any  # what its user sees of it
+    face: Any  # the public object for it
     face_inputs: Any
 
     def unused(self, index: int) -> Any:
@@ -160,11 +160,11 @@ class Node(GroupedRecord):
         return self.graph.root.view_of(self)
 
     def sources(self) -> Iterator[Symbol]:
-        """The symbols that the op reads."""
+        """Yield the symbols that the op reads."""
         return (x._data for x in self.xs)
 
     def carry(self) -> None:
-        """Note which integers and bools among the outputs carry a gradient."""
+        """Record which integer and bool outputs carry a gradient."""
         for i, symbol in enumerate(self.symbols):
             if not symbol.carries and self.rule.watches:
                 symbol.carries = not self.op.owns(self.rule) or self.rule.carries(self, i)
@@ -174,7 +174,7 @@ class Node(GroupedRecord):
 
 
 class Symbolic(Tensor):
-    """A Tensor whose value a graph will compute; its data is a Symbol."""
+    """A Tensor whose value a graph will compute. Its data is a Symbol."""
 
     __slots__ = ()
 
@@ -186,7 +186,7 @@ class Symbolic(Tensor):
 
     @property
     def op(self) -> Any:
-        """The op that makes it."""
+        """The op whose output it is."""
         return self._data.node.view()
 
     @property
@@ -196,27 +196,27 @@ class Symbolic(Tensor):
 
 
 def tensor_of(symbol: Symbol) -> Tensor:
-    """The symbolic Tensor of an output."""
+    """Return the symbolic Tensor of an output."""
     y = Symbolic()
     y._data = symbol
     y._id = symbol.id
     return y
 
 
-# -- ops that only graphs have -------------------------------------------------------------------
+# -- ops that exist only in graphs ---------------------------------------------------------------
 
 
 def graph_op(
     type: str, kernel: Kernel, inputs: str = "", attrs: str = "", *, name: str = "",
     rule: Rule | None = NO_RULE, **settings: Any,
 ) -> Op:  # fmt: skip
-    """Make an op that only graphs have, and list it, unless its type begins with `_`.
+    """Make an op that exists only in graphs. Register it, unless its type begins with `_`.
 
     Args:
-        inputs: Their names; `"x data*"` are a tensor and a list of them.
-        name: What its functions are called, by default as the type.
-        rule: Its rule; None for that of an op that returns its first input.
-        settings: Others of `Op`.
+        inputs: The names of the inputs; `"x data*"` are a tensor and a list of tensors.
+        name: The name of its functions, by default the type.
+        rule: Its rule; None for the rule of an op that returns its first input.
+        settings: Other settings of `Op`.
     """
     entries = [Input(n.rstrip("*"), "many" if n[-1] == "*" else "one") for n in inputs.split()]
     op = Op(type, name or type, kernel, entries, attrs.split(), **settings)
@@ -243,29 +243,29 @@ PLACEHOLDER = graph_op("Placeholder", _unfed, attrs="spec")
 
 # -- the graph -----------------------------------------------------------------------------------
 
-# The graph of the region (a branch, a loop's body) that is being built here, if any.
+# The graph of the region (a branch or the body of a loop) that is being built in this context.
 INNERMOST: ContextVar[OpGraph | None] = ContextVar("regrad_region", default=None)
 
 
 class _Here(threading.local):
-    """The scope, control dependencies and pending name of one thread: several may build a graph."""
+    """Scope, control dependencies and pending name of a thread. Threads may share a graph."""
 
     scope = ""
     controls: tuple[Node, ...] = ()
     pending: tuple[str, str] | None = None  # an op type, and the name for its next op
 
     def __init__(self) -> None:
-        self.nodes: list[Node] = []  # that this thread added
+        self.nodes: list[Node] = []  # the nodes that this thread added
 
 
 class OpGraph:
-    """Nodes in the order of their making, and the names that they have taken.
+    """Nodes in order of creation, and the names in use.
 
-    `outer` is the graph around a region; its tensors may be used inside, and are listed in
-    `captures` (outer id -> (outer Tensor, the placeholder that stands for it inside)).
+    `outer` is the graph around a region. Its tensors may be used inside, and are listed in
+    `captures` (outer id -> (outer Tensor, the placeholder that represents it inside)).
     """
 
-    words: ErrorTerms = ErrorTerms()  # what its user writes, for messages
+    words: ErrorTerms = ErrorTerms()  # the words of the public API, for messages
 
     def __init__(self, outer: OpGraph | None = None) -> None:
         self.outer = outer
@@ -276,13 +276,13 @@ class OpGraph:
         self.finalized = False
         self._here = _Here()
         self._lock = threading.RLock()
-        self.waits_for: list[Node] = []  # nodes around a region that must run before it
+        self.waits_for: list[Node] = []  # nodes outside of a region that must run before it
         self._taken: dict[str, int] = {}
         self._constants: dict[Any, Tensor] = {}
 
     @property
     def scope(self) -> str:
-        """The prefix of the names of ops, in this thread."""
+        """The prefix of the names of ops in this thread."""
         return self._here.scope
 
     @scope.setter
@@ -291,16 +291,16 @@ class OpGraph:
 
     @property
     def controls(self) -> tuple[Node, ...]:
-        """The nodes after which those run that this thread adds."""
+        """The nodes that run before each node that this thread adds."""
         return self._here.controls
 
     @property
     def own_nodes(self) -> list[Node]:
-        """The nodes that this thread added (between two of them, others may add theirs)."""
+        """The nodes that this thread added. (Other threads may add nodes in between.)"""
         return self._here.nodes
 
     def view_of(self, node: Node) -> Any:
-        """The view of a node that a rule in TensorFlow's form receives."""
+        """Return the view of a node for a rule in TensorFlow's form."""
         return OpView(node)
 
     # -- nodes -----------------------------------------------------------------------------------
@@ -314,9 +314,9 @@ class OpGraph:
         layout: Layout = None,
         specs: Sequence[Spec] | None = None,
     ) -> Any:
-        """Put an op down; the symbolic Tensors of its outputs, as the op would return them.
+        """Add an op. Return the symbolic Tensors of its outputs in the form of the op's result.
 
-        `specs` are shapes and dtypes of the outputs (inferred by default).
+        `specs` are the shapes and dtypes of the outputs, which are inferred by default.
         """
         if self.finalized:
             raise FinalizedError("Graph is finalized and cannot be modified.")
@@ -348,7 +348,7 @@ class OpGraph:
         for spec in specs:
             symbol = Symbol(node, len(made), spec)
             made.append(symbol)
-            # (its own Tensor: one that the user holds may become another op's, see `custom`)
+            # (a separate Tensor, because `custom` may turn the user's Tensor into another op's)
             own.append(tensor_of(symbol))
             returned.append(tensor_of(symbol))
             known.append((symbol.shape, symbol.dtype))
@@ -370,7 +370,7 @@ class OpGraph:
         return tuple(returned) if op.several else returned[0]
 
     def constant(self, value: np.ndarray, key: Any = None) -> Tensor:
-        """A Const node; constants with one key are shared."""
+        """Return a Const node. Constants with the same key are shared."""
         shared = {} if key is None or self._here.controls else self._constants
         if key not in shared:
             spec = Spec(value.shape, value.dtype)
@@ -378,7 +378,7 @@ class OpGraph:
         return shared[key]
 
     def entering(self, x: Tensor) -> Tensor:
-        """A Tensor as one of this graph: arrays become constants, outer tensors captures."""
+        """Return x as a Tensor of this graph. Arrays become constants, outer tensors captures."""
         symbol = x._data
         if type(symbol) is not Symbol:
             array = BACKENDS[type(symbol)].to_numpy(symbol)
@@ -389,10 +389,10 @@ class OpGraph:
         if self.outer is None or symbol.node.graph not in chain(self.outer):
             raise GraphError(
                 f"{symbol.name!r} must be from the same graph as the op that is being built; a "
-                "graph cannot use the tensors of another"
+                "graph cannot use the tensors of another graph"
             )
         outer = self.outer.entering(x)
-        key = outer._id  # (of an alias, under which a tape may watch it)
+        key = outer._id  # (the id of an alias, which a tape may watch)
         if key not in self.captures:
             inner = self.placeholder(symbol.spec, "captured")
             inner._data.content = _own(symbol.content)
@@ -404,12 +404,12 @@ class OpGraph:
         return any(s.node.graph is not self for s in dims.leaves(size))
 
     def _own_symbol(self, symbol: Symbol) -> Symbol:
-        """Return the symbol of this graph that represents one of an outer graph."""
+        """Return the symbol of this graph that represents a symbol of an outer graph."""
         return self.entering(tensor_of(symbol))._data
 
     def placeholder(self, spec: Spec, name: str | None = None) -> Tensor:
-        """A value that is given when the graph runs."""
-        if self.outer is not None and spec.shape:  # sizes of outer tensors are not known inside
+        """Return a placeholder, whose value the run feeds."""
+        if self.outer is not None and spec.shape:  # sizes of outer tensors are unknown inside
             spec = Spec(tuple([None if self._is_foreign(n) else n for n in spec.shape]), spec.dtype)
         with self.naming("Placeholder", name):
             return self.add(PLACEHOLDER, NO_RULE, (), {"spec": spec}, specs=(spec,))
@@ -418,7 +418,7 @@ class OpGraph:
 
     @block
     def naming(self, op_type: str, name: str | None) -> Generator[None]:
-        """Within the block, the next op of this type gets the name."""
+        """Set the name of the next op of this type in the block."""
         before = self._here.pending
         try:
             self._here.pending = (op_type, name) if name else None
@@ -430,17 +430,17 @@ class OpGraph:
         here = self._here
         if here.pending is not None and here.pending[0] == op.type:
             name, here.pending = here.pending[1], None
-            if name.endswith("/"):  # a full name, taken already by its scope
+            if name.endswith("/"):  # a full name, which its scope has registered
                 return name[:-1]
             return self.unique(name)
         return self._numbered(self.scope + op.type.lstrip("_"))
 
     def unique(self, name: str) -> str:
-        """The name in the current scope, numbered if it is taken (`a`, `a_1`, `a_2`, …)."""
+        """Return the name in the current scope, with a number if it is in use (`a`, `a_1`, …)."""
         if not VALID_NAME.fullmatch(name) and not (self.scope and name[:1] in "_-"):
             raise GraphError(
-                f"{name!r} is not a valid node name: letters, digits and _ . \\ / > - are, "
-                "beginning with a letter, a digit or a dot"
+                f"{name!r} is not a valid node name: a name has letters, digits and _ . \\ / > -, "
+                "and begins with a letter, a digit or a dot"
             )
         with self._lock:
             return self._numbered(self.scope + name)
@@ -460,9 +460,9 @@ class OpGraph:
 
     @block
     def name_scope(self, name: str | None) -> Generator[str]:
-        """Ops made in the block get names under `name/`; `s/` re-enters a scope, None leaves all.
+        """Put the names of ops in the block under `name/`. `s/` re-enters a scope, None leaves all.
 
-        The scope with its slash is bound by `as`.
+        `as` binds the scope with its slash.
         """
         if name and not isinstance(name, str):
             raise ArgumentError(f"name_scope: expected a name (a string), got {kind(name)}")
@@ -475,7 +475,7 @@ class OpGraph:
 
     @block
     def control_dependencies(self, nodes: Sequence[Node] | None) -> Generator[None]:
-        """Ops made in the block run after these; None clears what outer blocks asked for."""
+        """Run ops of the block after these nodes. None clears the dependencies of outer blocks."""
         for node in nodes or ():
             if node.graph not in chain(self):
                 raise GraphError(f"{node.name!r} is not an element of this graph")
@@ -486,12 +486,12 @@ class OpGraph:
         yield from self._with("controls", (*before, *more), stay(None))
 
     def named(self, names: Sequence[str], steps: Generator[Any]) -> Generator[Any]:
-        """Steps of a block in which nodes are named after a scope of these names."""
+        """Run the steps of a block in which nodes are named after a scope of these names."""
         yield from self._with("scope", "/".join([f"{self.scope}{names[0]}", *names[1:], ""]), steps)
 
     def _with(self, name: str, value: Any, steps: Generator[Any]) -> Generator[Any]:
-        """Steps of a block in which a word of this thread (see `_Here`) has a value."""
-        here = vars(self._here)  # (it is this thread's in any thread, where the block may end)
+        """Run the steps of a block in which an attribute of `_Here` has a value for this thread."""
+        here = vars(self._here)  # (this thread's dict, even if another thread ends the block)
         before = getattr(self._here, name)
         try:
             here[name] = value
@@ -501,29 +501,29 @@ class OpGraph:
 
 
 def _own(content: np.ndarray | None) -> np.ndarray | None:
-    """Known values, unless some are sizes of another graph's tensors."""
+    """Return known values; None if some are sizes of another graph's tensors."""
     if content is None or any(isinstance(n, Dim) for n in content.flat):
         return None
     return content
 
 
 def chain(graph: OpGraph | None) -> Iterator[OpGraph]:
-    """A region's graph and those around it."""
+    """Yield a region's graph and the graphs around it."""
     while graph is not None:
         yield graph
         graph = graph.outer
 
 
-# -- the way in ----------------------------------------------------------------------------------
+# -- adding ops ----------------------------------------------------------------------------------
 
 
 def is_symbolic(x: object) -> bool:
-    """Return whether a Tensor stands for a value that a graph will compute."""
+    """Return whether a Tensor represents a value that a graph will compute."""
     return isinstance(x, Symbolic)
 
 
 def home(xs: Sequence[Tensor]) -> OpGraph:
-    """The graph to which an op of these belongs: theirs, or the region that is being built."""
+    """Return the graph for an op of these tensors: their graph, or the region being built."""
     symbol = next(x._data for x in xs if type(x) is Symbolic)
     graph = symbol.node.graph
     region = INNERMOST.get()
@@ -535,16 +535,16 @@ def home(xs: Sequence[Tensor]) -> OpGraph:
 
 
 def in_innermost(x: Tensor) -> Tensor:
-    """Return the Tensor that represents a symbolic one in the region being built, if any."""
+    """Return the Tensor that represents a symbolic Tensor in the region being built, if any."""
     region = INNERMOST.get()
     return x if region is None or x._data.node.graph not in chain(region) else region.entering(x)
 
 
 def made_inside(symbol: Symbol) -> GraphError:
-    """A tensor of a branch or loop was used outside of it."""
+    """Return the error for a tensor of a branch or loop that is used outside of it."""
     return GraphError(
-        f"{symbol.name!r} was made inside a branch or loop and cannot be used outside; let the "
-        "function return it"
+        f"{symbol.name!r} was made inside a branch or loop and cannot be used outside; return it "
+        "from the function"
     )
 
 
@@ -555,7 +555,7 @@ def defer(
     layout: Layout = None,
     specs: Sequence[Spec] | None = None,
 ) -> Any:
-    """Put an op of symbolic Tensors into their graph, and on each tape that watches."""
+    """Add an op of symbolic Tensors to their graph, and to each tape that watches an input."""
     graph = home(xs)
     for x in xs:
         if type(x) is not Symbolic or x._data.node.graph is not graph:
@@ -563,18 +563,18 @@ def defer(
             break
     state = current()
     rule = op.rule if state is None else rule_in_force(state, op, xs, graph.root)
-    if rule.bare.replaces:  # (its own value tells what the other must be like)
+    if rule.bare.replaces:  # (its own value determines the shape and dtype of the replacement)
         own = graph.add(op, op.rule, xs, attrs, layout, specs)
         return rule.bare.run(rule, xs, attrs, own, layout)  # pyright: ignore (`ReplacingRule`)
     return put_down(graph, op, rule, xs, attrs, layout, specs)
 
 
 def refuse_once(graph: OpGraph, called: str) -> None:
-    """Refuse a rule for the first derivative alone in a branch or loop."""
+    """Raise for a rule of only the first derivative in a branch or loop."""
     if graph.outer is not None:
         raise GraphError(
-            f"order=1: {called!r} is created in a branch or loop of the graph, whose second "
-            "derivative would be by the rule, too. Let the rules hold at every order (order=None), "
+            f"order=1: {called!r} is created in a branch or loop of the graph, where the rule "
+            "would also apply to the second derivative. Let rules hold at every order (order=None) "
             "or write the loop in Python."
         )
 
@@ -588,12 +588,12 @@ def put_down(
     layout: Layout = None,
     specs: Sequence[Spec] | None = None,
 ) -> Any:
-    """Put an op under a rule into a graph, and on each tape that watches one of its inputs."""
+    """Add an op with a rule to a graph, and to each tape that watches one of its inputs."""
     state, own = current(), rule
     if rule.once:
         refuse_once(graph, op.type)
         if state is not None and open_tapes(state):
-            own = op.rule  # a tape differentiates the op: to the graph that is a gradient
+            own = op.rule  # the tape takes the first derivative, so the graph does not use the rule
     y = graph.add(op, own, xs, attrs, layout, specs)
     if state is not None and state.tapes:
         put(state, op, rule, xs, attrs, y, layout)

@@ -1,9 +1,9 @@
-"""Running graphs: a plan is a function of the values fed and of the variables.
+"""Running graphs: a plan is a function of the feeds and the variables.
 
-A plan is made once for each choice of fetches and feeds. It holds just the ops that are needed,
-in the order of their making, written out as the lines of one Python function: each line calls a
-kernel, a value is freed after its last reader, and large results are written over operands that
-nobody reads any more, or into memory that the plan keeps from run to run.
+regrad makes a plan once for each choice of fetches and feeds. A plan has only the ops that are
+needed, in order of creation, as the lines of one Python function. Each line calls a kernel. A value
+is freed after its last reader. Large results are written over operands that have no further
+readers, or into memory that the plan reuses from run to run.
 
 For example, fetching `y = tf.tanh(x * w + b)`, with `x` fed and `w`, `b` variables of 10,000
 elements, runs
@@ -26,12 +26,12 @@ elements, runs
 Invariants:
 
 * Nodes run in the order of their numbers. A node is made after its inputs and after the ops that
-  it waits for, so this is an order of dependence, and stateful ops run in the script's order.
-* An array is written over only if a ufunc of this run made it, no other kernel has read it (it may
-  have returned a view), it is not fetched, and this line is its last reader.
-* The arena's memory never leaves a run: what is fetched, or written to a variable, is an array of
-  its own. Each run has an arena to itself, so threads may run one plan at the same time.
-* A line number of the function names its node, so that an error in a kernel names the op.
+  it waits for, so this order respects dependences, and stateful ops run in the script's order.
+* An array is overwritten only if a ufunc of this run made it, no other kernel has read it (such a
+  kernel may have returned a view), it is not fetched, and this line is its last reader.
+* The arena's memory never leaves a run: a fetched value, or a value written to a variable, is a
+  separate array. Each run has a separate arena, so threads may run one plan at the same time.
+* A line number of the function identifies its node, so an error in a kernel names the op.
 """
 
 from __future__ import annotations
@@ -51,16 +51,16 @@ from regrad.core.registry import Attrs
 from regrad.core.tensor import wrap
 from regrad.graph.graph import CONST, PLACEHOLDER, Node, Symbol
 
-FETCHED = "fetched"  # the last reader of a value that the caller gets
-LARGE = 4096  # elements from which it pays to write over an operand
+FETCHED = "fetched"  # marks the caller as the last reader of a fetched value
+LARGE = 4096  # the number of elements from which overwriting an operand is faster
 
 
 class PlanRun:
-    """The state of one run: the variables as they were, and what was written to them since.
+    """The state of one run: the old values of variables, and the values written since.
 
-    Kernels of stateful ops get it first. `others` is for what is neither (random generators).
-    `path` are the numbers of the iterations that are open, and `drawn` says where the generators
-    stood: what a gradient computes again draws the same numbers again. `xp` is the namespace of
+    Kernels of stateful ops get it as their first argument. `others` holds other state (random
+    generators). `path` has the numbers of the open iterations. `drawn` has the states of the
+    generators, so that recomputation in a gradient draws the same numbers. `xp` is the namespace of
     the arrays.
     """
 
@@ -75,13 +75,13 @@ class PlanRun:
         self.drawn: dict[Any, Any] = {}
 
     def read(self, key: Any) -> Any:
-        """Return the value that a variable has now; raise KeyError if it has none."""
+        """Return the current value of a variable. Raise KeyError if it has no value."""
         return self.written[key] if key in self.written else self.variables[key]
 
     def write(self, key: Any, value: Any) -> Any:
-        """Give a variable a value, and return what is kept of it."""
+        """Set the value of a variable, and return the stored array."""
         value = np.asarray(value)
-        if not value.flags.writeable:  # a feed, or a view of one: the caller may change it
+        if not value.flags.writeable:  # a feed, or a view of a feed, which the caller may change
             value = value.copy()
         self.written[key] = value
         return value
@@ -92,7 +92,7 @@ class PlanRun:
 
 
 class Shaped:
-    """All that is left of an array of which only the shape is still wanted."""
+    """The shape of an array that has been freed."""
 
     __slots__ = ("shape",)
 
@@ -101,10 +101,10 @@ class Shaped:
 
 
 class Arena(dict[int, Any]):
-    """Memory for large results within a plan: fresh pages cost more than arithmetic on them."""
+    """Memory for large results within a plan. Fresh pages cost more than the arithmetic on them."""
 
     def __call__(self, slot: int, like: Array, dtype: np.dtype) -> Any:
-        """Return an array of the shape of another, with any contents."""
+        """Return an array with the shape of another array and arbitrary contents."""
         array = self.get(slot)
         if array is None or array.shape != like.shape:
             array = self[slot] = np.empty(like.shape, dtype)
@@ -112,7 +112,7 @@ class Arena(dict[int, Any]):
 
 
 def needed(targets: Iterable[Node], fed: set[int]) -> list[Node]:
-    """Return the nodes that must run for these, in order; what is fed need not be computed."""
+    """Return the nodes that must run for the targets, in order. Feeds need no computation."""
     seen: set[int] = set()
     found: list[Node] = []
     stack = list(targets)
@@ -123,13 +123,13 @@ def needed(targets: Iterable[Node], fed: set[int]) -> list[Node]:
         seen.add(id(node))
         found.append(node)
         stack += node.control
-        # (`sized` are symbols of which attributes ask the shape, which a feed has as well)
+        # (`sized` are symbols whose shape the attributes need; a feed has a shape, too)
         stack += [s.node for s in (*node.sources(), *node.sized) if s.id not in fed]
     return sorted(found, key=lambda node: node.number)
 
 
 def at_node(error: Exception, node: Node, values: Sequence[Any]) -> Exception:
-    """A kernel's error with the op of the graph in which it happened, and what that had read."""
+    """Return a kernel's error with the graph's op in which it happened, and the op's inputs."""
     failure = explain(error, node.op, [wrap(value) for value in values])
     failure.add_note(f"in the graph's op {node.name!r}")
     if not hasattr(failure, "node"):
@@ -140,8 +140,8 @@ def at_node(error: Exception, node: Node, values: Sequence[Any]) -> Exception:
 class GraphPlan:
     """A compiled choice of fetches and feeds: `plan(feeds, run)` returns the fetched values.
 
-    `stateful` says whether it reads or changes variables, `owned` which of the fetched values are
-    arrays of nobody else.
+    `stateful` is whether it reads or changes variables. `owned` lists which fetched values are
+    arrays without other references.
     """
 
     def __init__(self, fetches: Sequence[Symbol], targets: Sequence[Node], feeds: Sequence[Symbol]):
@@ -160,16 +160,16 @@ class GraphPlan:
         self.owned: list[bool] = writer.owned
         self.lines: list[Node | None] = writer.owners
         self.reads: dict[int, list[str]] = writer.reads
-        self._arenas: list[Arena] = []  # of runs that are over; each run has one to itself
+        self._arenas: list[Arena] = []  # free arenas; each run uses one exclusively
         self.function: Callable[..., Any] = writer.function()
 
     def __call__(self, values: Sequence[Any], run: PlanRun) -> list[Any]:
         try:
             arena = self._arenas.pop()
-        except IndexError:  # none is free: this is the first run, or others are running
+        except IndexError:  # this is the first run, or other runs use all arenas
             arena = Arena()
         try:
-            with np.errstate(all="ignore"):  # infinities are values here
+            with np.errstate(all="ignore"):  # infinities are ordinary values here
                 found = self.function(run, arena, *values)
             self._arenas.append(arena)
             return found
@@ -180,15 +180,15 @@ class GraphPlan:
             raise at_node(error, node, values) from error.__cause__
 
     def _at_work(self, error: Exception) -> tuple[Node | None, list[Any]]:
-        """Return the node whose line raised, and what it had read."""
-        # The frame that raised still has its variables: nothing is kept while all goes well.
+        """Return the node whose line raised, and the values that it had read."""
+        # The frame that raised still has its variables, so a run without errors stores nothing.
         trace = error.__traceback__
         while trace is not None:
             if trace.tb_frame.f_code is self.function.__code__:
                 node = self.lines[trace.tb_lineno]
                 values = {**self.function.__globals__, **trace.tb_frame.f_locals}
                 read = [values[name] for name in self.reads.get(id(node), ())]
-                return node, [v for v in read if v is not None]  # (variables stand as None)
+                return node, [v for v in read if v is not None]  # (None represents variables)
             trace = trace.tb_next
         return None, []
 
@@ -196,8 +196,8 @@ class GraphPlan:
 class _PlanWriter:
     """Writes the function of a plan.
 
-    Names of values (`v1`) are taken again when their value is dead; constants and kernels (`k1`)
-    are globals of the function; `s7` is what attributes need of the value with the id 7.
+    The name of a value (`v1`) is reused after the value is freed. Constants and kernels (`k1`) are
+    globals of the function. `s7` holds the shape or value with the id 7 that attributes need.
     """
 
     def __init__(
@@ -248,7 +248,7 @@ class _PlanWriter:
         return name
 
     def _size(self, symbol: Symbol) -> None:
-        """Keep what attributes will ask of a value: its shape, or itself if it holds sizes."""
+        """Keep what attributes need of a value: its shape, or the value if it holds sizes."""
         if symbol.id in self.sized:
             value = self.names[symbol.id]
             kept = value if symbol.dtype.kind in "iu" else f"Shaped({value})"
@@ -260,7 +260,7 @@ class _PlanWriter:
             self._size(node.symbols[0])
             return
         if all(s.id in self.fed for s in node.symbols) and node.symbols:
-            return  # it is here for another output, or for its control inputs
+            return  # it is in the plan only for another output, or for its control inputs
         arguments = self._arguments(node)
         if node.op.stateful:
             arguments.insert(0, "run")
@@ -276,7 +276,7 @@ class _PlanWriter:
             target = self.names[over.id]
         else:
             arguments += self._kept(node)
-            # of several outputs some may be fed: what is computed for these is dropped
+            # of several outputs some may be fed; the computed values of these outputs are dropped
             made = [s for s in node.symbols if s.id not in self.fed]
             skipped = {s.id for s in node.symbols} - {s.id for s in made}
             target = ", ".join("_" if s.id in skipped else self._name(s) for s in node.symbols)
@@ -289,7 +289,7 @@ class _PlanWriter:
         self._release([*dying, *[s for s in node.symbols if self._unread(s)]])
 
     def _arguments(self, node: Node) -> list[str]:
-        """Return the operands of a kernel call, as the op's layout has them."""
+        """Return the operands of a kernel call in the op's layout."""
         leaves = self.reads[id(node)] = [self.names[s.id] for s in node.sources()]
         arguments = []
         for place in node.layout:
@@ -300,16 +300,16 @@ class _PlanWriter:
         return arguments
 
     def _kernel(self, node: Node) -> tuple[str, list[str]]:
-        """Return the kernel's name, and the keywords that are known only in the run."""
+        """Return the kernel's name, and the keywords that are unknown before the run."""
         varying = {k: v for k, v in node.attrs.items() if dims.sources([v])}
         fixed = {k: v for k, v in node.attrs.items() if k not in varying}
         kernel: Any = node.op.kernels.kernel if node.op.stateful else node.op.kernels[np.ndarray]
-        if fixed:  # bound once, and not written out: attributes may be any objects
-            kernel = partial(kernel, **fixed)  # (of a partial, partial makes one, not two)
+        if fixed:  # bound once and not written as text, because attributes may be any objects
+            kernel = partial(kernel, **fixed)  # (a partial of a partial is a single partial)
         options = []
         for name in list(varying):
             text = _written(varying[name])
-            if text is not None:  # `shape=(v1.shape[0], 3)` takes less time than a call
+            if text is not None:  # `shape=(v1.shape[0], 3)` is faster than a call
                 options.append(f"{name}={text}")
                 del varying[name]
         if varying:
@@ -319,7 +319,7 @@ class _PlanWriter:
         return self._constant(kernel), options
 
     def _dying(self, node: Node) -> list[Symbol]:
-        """Return the values that nobody reads after this node."""
+        """Return the values whose last reader is this node."""
         found = {s.id: s for s in node.sources() if self.last.get(s.id) is node}
         return [s for s in found.values() if self.names[s.id].startswith("v")]
 
@@ -328,7 +328,7 @@ class _PlanWriter:
         return not is_read and self.names[symbol.id].startswith("v")
 
     def _release(self, symbols: Iterable[Symbol]) -> None:
-        """Free these values: their names, and their places in the arena."""
+        """Free these values: their names, and their slots in the arena."""
         symbols = list(symbols)
         for symbol in symbols:
             if symbol.id in self.slots:
@@ -340,23 +340,23 @@ class _PlanWriter:
             self.free += names
 
     def _reused(self, node: Node) -> Symbol | None:
-        """Return an operand that is ours, dies here, and has the result's size and dtype."""
+        """Return an operand made by this plan that is freed here and fits the result."""
         if not _is_ufunc(node) or not node.symbols or _elements(node.symbols[0]) < LARGE:
             return None
         y = node.symbols[0]
         for x in self._dying(node):
             if x.id in self.slots and not self._stays_inside(y):
-                continue  # the plan's own memory must not get out
+                continue  # the plan's memory must not leave the plan
             if x.id in self.fresh and x.dtype == y.dtype and dims.same(x.shape, y.shape):
                 return x
         return None
 
     def _stays_inside(self, symbol: Symbol) -> bool:
-        """Return whether only ufuncs of this plan ever see the array."""
+        """Return whether only ufuncs of this plan read the array."""
         return symbol.id in self.fresh and self.last.get(symbol.id) != FETCHED
 
     def _kept(self, node: Node) -> list[str]:
-        """Return the memory for a large result that only ufuncs read, as an argument."""
+        """Return the argument with the memory for a large result that only ufuncs read."""
         if not _is_ufunc(node):
             return []
         y = node.symbols[0]
@@ -365,7 +365,7 @@ class _PlanWriter:
         like = [x for x in node.sources() if dims.same(x.shape, y.shape)]
         if not like:
             return []
-        # sizes that are unknown now are equal in each run if their keys are: one slot serves both
+        # sizes that are unknown now are equal in each run if their keys are, so they share a slot
         kind = tuple(n if isinstance(n, int) else n.key for n in y.shape), y.dtype
         free = self.free_slots.get(kind)
         if free:
@@ -377,7 +377,7 @@ class _PlanWriter:
 
 
 def _written(value: Any) -> str | None:
-    """Return an attribute as Python text, if it consists of numbers and sizes of values."""
+    """Return an attribute as Python text if it consists of numbers and sizes of values."""
     if type(value) is int:
         return repr(value)
     if isinstance(value, dims.UnknownRank):
@@ -400,23 +400,23 @@ def _is_ufunc(node: Node) -> bool:
 
 
 def _elements(symbol: Symbol) -> float:
-    """Return the number of elements; unknown sizes count as large."""
+    """Return the number of elements. Unknown sizes count as large."""
     if isinstance(symbol.shape, dims.UnknownRank):
-        return 0  # nothing says that an operand has its shape
+        return 0  # no operand is known to have its shape
     return math.prod(n if isinstance(n, int) else LARGE for n in symbol.shape)
 
 
 def _last_readers(nodes: Sequence[Node], fetches: Sequence[Symbol]) -> dict[int, Any]:
-    """Return for each value the node that reads it last; the fetched ones live to the end."""
+    """Return the last reader of each value. Fetched values live to the end."""
     last: dict[int, Any] = {s.id: node for node in nodes for s in node.sources()}
     return last | {s.id: FETCHED for s in fetches}
 
 
 def _fresh(nodes: Sequence[Node], fetches: Sequence[Symbol], fed: set[int]) -> set[int]:
-    """Return the values that lie in an array of their own.
+    """Return the values that lie in a separate array.
 
-    A ufunc makes a new array. Other kernels may return a view of what they read, so what they
-    read is not free to be written over.
+    A ufunc makes a new array. Other kernels may return a view of their inputs, so their inputs
+    must not be overwritten.
     """
     made = {n.symbols[0].id for n in nodes if _is_ufunc(n) and n.symbols[0].id not in fed}
     for node in nodes:

@@ -1,4 +1,4 @@
-"""Ops of a graph about sizes that only the run can tell: as tensors, and checked against others."""
+"""Ops of a graph for sizes that are unknown before the run: as tensors, and in checks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SHAPE = graph_op("Shape", lambda xp, x: np.asarray(x.shape, np.int32), "x", name
 
 
 def shape_tensor(x: Tensor) -> Tensor:
-    """The shape of a symbolic Tensor as a vector of int32; sizes known now stay known."""
+    """Return the shape of a symbolic Tensor as a vector of int32. Known sizes stay known."""
     x = home([x]).entering(x)
     shape: Any = x._data.shape
     rank = len(shape) if isinstance(shape, tuple) else None
@@ -39,7 +39,7 @@ ENSURE = graph_op("_Checked", _checked_shape, "x", "shape what", name="checked",
 
 
 def of_shape(x: Tensor, shape: Shape, what: str) -> Tensor:
-    """Return x after checking its shape in the run; `what` begins the message if it differs."""
+    """Check the shape of x in the run, and return x. `what` begins the error message."""
     known = dims.merged(x._data.shape, shape)
     if not is_symbolic(x):
         x = dims.sources([shape])[0].node.graph.entering(x)
@@ -51,7 +51,7 @@ SIZE.rule = NO_RULE
 
 
 def size_tensor(size: Dim) -> Tensor:
-    """A size that only the run can tell as a Tensor (int32, rank 0)."""
+    """Return a size that is unknown before the run as a Tensor (int32, rank 0)."""
     graph = dims.sources([size])[0].node.graph
     region = INNERMOST.get()
     if region is not None and region is not graph and graph in chain(region):

@@ -1,11 +1,12 @@
 """The op sheets, one file per family. Importing a family registers its op types.
 
-Families that few programs need are loaded when one of their op types or functions is asked for.
+Few programs need some of the families. regrad imports such a family on the first use of one of
+its op types or functions.
 """
 
 from regrad.core.registry import OPS as _OPS
 
-# The op types of these families, which are known by name from the start.
+# The op types of the families that are imported late. Their names are known from the start.
 _LATE = {
     "activation": "Elu Gelu LeakyRelu LogSigmoid LogSoftmax Prelu Relu Relu6 Selu Sigmoid Silu "
     "Softmax Softplus Softsign",

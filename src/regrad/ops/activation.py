@@ -75,9 +75,9 @@ gradient("LeakyRelu")(lambda dy, x, alpha: where(x > 0, dy, alpha * dy))
     real=True,
 )
 def prelu(x, alpha):
-    """Return x where x > 0, and `alpha * x` elsewhere; `alpha` is learned.
+    """Return x where x > 0, and `alpha * x` elsewhere. `alpha` is a parameter with a gradient.
 
-    The gradient of x at 0 is `alpha`.
+    The gradient with respect to x at 0 is `alpha`.
 
     Source: `tf.prelu` of TensorFlow.js; He et al. (2015).
 
@@ -192,9 +192,9 @@ def softsign(x):
 
 @public
 def hard_sigmoid(x: TensorLike, /) -> Tensor:
-    """Return `relu6(x + 3) / 6`, as JAX, PyTorch and Keras 3 do.
+    """Return `relu6(x + 3) / 6`, the definition of JAX, PyTorch and Keras 3.
 
-    TensorFlow.js's layers and Keras 2 use `clip(0.2 * x + 0.5, 0, 1)` under this name.
+    The layers of TensorFlow.js and Keras 2 use `clip(0.2 * x + 0.5, 0, 1)` under the same name.
 
     Returns:
         A Tensor of x's shape and dtype. Integers and bools become the default dtype.
@@ -271,8 +271,9 @@ def gelu(xp, x: TensorLike, /, approximate: bool = False) -> Tensor:
     """Return x times the probability that a standard normal variable is below x.
 
     Args:
-        approximate: Whether that probability is `sigmoid(2 * sqrt(2 / π) * (x + 0.044715 * x³))`,
-            which older models were trained with (the form with `tanh` is the same function).
+        approximate: Whether to approximate the probability by
+            `sigmoid(2 * sqrt(2 / π) * (x + 0.044715 * x³))`. Older models were trained with this
+            approximation. Its usual form, written with `tanh`, is the same function.
 
     Returns:
         A Tensor of x's shape and dtype. Integers and bools become the default dtype.
@@ -304,7 +305,7 @@ def _(dy, x, approximate):
     return dy * (0.5 * erfc(-SQRT_HALF * x) + x * density)
 
 
-# Beyond it the density is 0 in every dtype, and the cube of x overflows in none.
+# Beyond this bound the density is 0 in every dtype. Its cube overflows in no dtype.
 GELU_ENDS = 40
 SQRT_HALF = math.sqrt(0.5)
 TANH_SLOPE = 2 * math.sqrt(2 / math.pi)
@@ -315,7 +316,7 @@ TANH_CUBIC = 0.044715
 
 
 def _below_max(xp: Namespace, x: Array, axis: tuple[int, ...]) -> Array:
-    """x minus its largest element along `axis`, so that `exp` cannot overflow."""
+    """Subtract from x its largest element along `axis`, so that `exp` cannot overflow."""
     return x - _tops(xp, x, axis) if 0 not in x.shape else x
 
 
@@ -349,7 +350,7 @@ gradient("Softmax")(lambda dy, y, axis: y * (dy - sum(dy * y, axis=axis, keepdim
 
 @op("LogSoftmax", to_float=True)
 def log_softmax(xp, x: TensorLike, /, axis: Axis = -1) -> Tensor:
-    """Return `log(softmax(x, axis))`, accurate where the softmax is close to 0 or 1 as well.
+    """Return `log(softmax(x, axis))`, also accurate where the softmax is close to 0 or 1.
 
     Args:
         axis: The axis or axes; the last by default, None for all.

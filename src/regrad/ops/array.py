@@ -33,17 +33,17 @@ from regrad.shapes.matrices import matrices, sizes_around
 
 @op("Reshape")
 def reshape(xp, x: TensorLike, /, shape: Shape, *, copy: bool | None = None) -> Tensor:
-    """Return x with another shape of the same size.
+    """Return x with a different shape of the same size.
 
     Args:
-        shape: The sizes of the result; one of them may be -1, for what remains.
-        copy: For the standard's signature. Tensors are immutable, so nothing depends on it.
+        shape: The sizes of the result. One size may be -1; it is inferred from the others.
+        copy: Has no effect, because Tensors are immutable. The Array API standard requires it.
 
     Returns:
-        A Tensor of that shape and of x's dtype, with the elements in row-major order.
+        A Tensor of the given shape and x's dtype, with the elements in row-major order.
 
     Raises:
-        ShapeError: the sizes differ, or more than one is -1.
+        ShapeError: the total sizes differ, or more than one size is -1.
 
     Source: the Array API standard.
 
@@ -71,10 +71,10 @@ def expand_dims(xp, x: TensorLike, /, axis: int | tuple[int, ...] = 0) -> Tensor
     """Return x with new axes of size 1.
 
     Args:
-        axis: The place, or places, of the new axes in the result.
+        axis: The position, or positions, of the new axes in the result.
 
     Returns:
-        A Tensor of x's dtype, with one axis more for each place.
+        A Tensor of x's dtype, with one additional axis for each position.
 
     Source: the Array API standard.
 
@@ -95,13 +95,13 @@ def squeeze(xp, x: TensorLike, /, axis: Axis = None) -> Tensor:
     """Return x without axes of size 1.
 
     Args:
-        axis: The axis or axes to leave out; all of size 1 by default.
+        axis: The axis or axes to remove. By default, all axes of size 1.
 
     Returns:
         A Tensor of x's dtype, without those axes.
 
     Raises:
-        ShapeError: an axis has another size than 1.
+        ShapeError: a given axis does not have size 1.
 
     Source: the Array API standard.
 
@@ -122,10 +122,10 @@ def broadcast_to(xp, x: TensorLike, /, shape: Shape) -> Tensor:
     """Return x repeated along axes of size 1 and new leading axes.
 
     Args:
-        shape: The shape of the result, to which x's broadcasts.
+        shape: The shape of the result. x must broadcast to it.
 
     Returns:
-        A Tensor of that shape and of x's dtype.
+        A Tensor of the given shape and x's dtype.
 
     Raises:
         InvalidValueError: x does not broadcast to the shape.
@@ -136,7 +136,7 @@ def broadcast_to(xp, x: TensorLike, /, shape: Shape) -> Tensor:
     [[1.0, 2.0], [1.0, 2.0]]
     """
     shape = as_shape(shape)
-    if xp is np and not dims.is_known(shape):  # NumPy has no symbolic sizes, and JAX has
+    if xp is np and not dims.is_known(shape):  # NumPy has no symbolic sizes; JAX has them
         xp, x = backends.JAX.xp, backends.JAX.from_numpy(np.asarray(x))
     return xp.broadcast_to(x, shape)
 
@@ -146,16 +146,16 @@ gradient("BroadcastTo")(lambda dy, x_shape: sum_to(dy, x_shape))
 
 @op("SumTo")
 def sum_to(xp, x: TensorLike, /, shape: Shape) -> Tensor:
-    """Return x summed down to a shape that broadcasts to x's: the adjoint of `broadcast_to`.
+    """Return x summed down to a shape that broadcasts to x's shape: the adjoint of `broadcast_to`.
 
     Args:
         shape: The shape of the result.
 
     Returns:
-        A Tensor of that shape and of x's dtype.
+        A Tensor of the given shape and x's dtype.
 
     Raises:
-        InvalidValueError: the shape does not broadcast to x's.
+        InvalidValueError: the shape does not broadcast to x's shape.
 
     >>> rg.sum_to(rg.ones((2, 3)), (3,))
     Tensor([2., 2., 2.], dtype=float32)
@@ -198,17 +198,17 @@ def broadcast_arrays(*arrays: Any) -> list[Tensor]:
 
 @deferrable
 def meshgrid(*arrays: Any, indexing: str = "xy") -> list[Tensor]:
-    """Return the coordinates of the points of the grid that vectors span.
+    """Return coordinate arrays of the grid that vectors span.
 
     Args:
         *arrays: Vectors, or numbers, one per axis of the grid.
-        indexing: "ij" (the k-th vector runs along axis k) or "xy" (the first two axes exchanged).
+        indexing: "ij" (the k-th vector runs along axis k) or "xy" (the first two axes swapped).
 
     Returns:
-        A list of Tensors, one per vector and of its dtype, all of the grid's shape.
+        A list of Tensors of the grid's shape, one per vector, each of its vector's dtype.
 
     Raises:
-        ArgumentError: another `indexing`.
+        ArgumentError: `indexing` is neither "ij" nor "xy".
         ShapeError: an array has more than one axis.
 
     Source: the Array API standard.
@@ -217,7 +217,7 @@ def meshgrid(*arrays: Any, indexing: str = "xy") -> list[Tensor]:
     [[[1.0, 1.0], [2.0, 2.0]], [[3.0, 4.0], [3.0, 4.0]]]
     """
     if indexing not in ("xy", "ij"):
-        raise ArgumentError(f"meshgrid: indexing is 'xy' or 'ij', got {indexing!r}")
+        raise ArgumentError(f"meshgrid: indexing must be 'xy' or 'ij', got {indexing!r}")
     xs = [dispatch.lift(a) for a in arrays]
     if any(x.ndim > 1 for x in xs):
         raise ShapeError(f"meshgrid takes vectors, got shapes {[x.shape for x in xs]}")
@@ -247,14 +247,14 @@ def _(dy, x_shape, repetitions):
 
 @public
 def tile(x: TensorLike, repetitions: tuple[int, ...], /) -> Tensor:
-    """Return x laid side by side, `repetitions[i]` times along axis i.
+    """Return x repeated along its axes, `repetitions[i]` times along axis i.
 
     Args:
-        repetitions: One int per axis. More of them than x has axes make new leading axes; fewer
-            are for the last axes.
+        repetitions: One int per axis. With more ints than axes, x gets new leading axes. With
+            fewer, they apply to the last axes.
 
     Returns:
-        A Tensor of x's dtype, whose sizes are those of x times the repetitions.
+        A Tensor of x's dtype. Each size is x's size times the number of repetitions.
 
     Op type: `Tile`. Source: the Array API standard.
 
@@ -272,13 +272,13 @@ def permute_dims(xp, x: TensorLike, /, axes: tuple[int, ...] | None = None) -> T
     """Return x with its axes in another order.
 
     Args:
-        axes: Each axis of x once; negative ones count from the end. The reverse order by default.
+        axes: Each axis of x once; negative ones count from the end. The default reverses the order.
 
     Returns:
-        A Tensor of x's dtype; its i-th size is `x.shape[axes[i]]`.
+        A Tensor of x's dtype. Its i-th size is `x.shape[axes[i]]`.
 
     Raises:
-        ShapeError: `axes` does not name each axis of x once.
+        ShapeError: `axes` does not contain each axis of x exactly once.
 
     Source: the Array API standard.
 
@@ -298,10 +298,10 @@ def _(dy, axes):
 
 @deferrable
 def matrix_transpose(x: TensorLike, /) -> Tensor:
-    """Return x with its last two axes exchanged.
+    """Return x with its last two axes swapped.
 
     Returns:
-        A Tensor of x's dtype and of the shape `(..., n, m)` for x of `(..., m, n)`.
+        A Tensor of x's dtype and of shape `(..., n, m)`, for x of shape `(..., m, n)`.
 
     Raises:
         ShapeError: x has fewer than two axes.
@@ -320,16 +320,16 @@ def matrix_transpose(x: TensorLike, /) -> Tensor:
 
 @deferrable
 def swapaxes(x: TensorLike, axis1: int, axis2: int, /) -> Tensor:
-    """Return x with two axes exchanged.
+    """Return x with two axes swapped.
 
     Args:
-        axis1, axis2: The axes; negative ones count from the end.
+        axis1, axis2: The axes; negative values count from the end.
 
     Returns:
         A Tensor of x's dtype.
 
     Raises:
-        AxisError: there is no such axis.
+        AxisError: x has no such axis.
 
     Op type: `Transpose`. Source: `numpy.swapaxes`.
 
@@ -347,18 +347,18 @@ def swapaxes(x: TensorLike, axis1: int, axis2: int, /) -> Tensor:
 def moveaxis(
     x: TensorLike, source: int | tuple[int, ...], destination: int | tuple[int, ...], /
 ) -> Tensor:
-    """Return x with some axes moved; the others keep their order.
+    """Return x with some axes moved. The other axes keep their order.
 
     Args:
         source: The axis or axes to move.
-        destination: Their places in the result, as many.
+        destination: The positions of these axes in the result, in the same number.
 
     Returns:
         A Tensor of x's dtype.
 
     Raises:
-        ArgumentError: the two name different numbers of axes, or one axis twice.
-        AxisError: there is no such axis.
+        ArgumentError: `source` and `destination` differ in length, or repeat an axis.
+        AxisError: x has no such axis.
 
     Op type: `Transpose`. Source: the Array API standard.
 
@@ -372,8 +372,8 @@ def moveaxis(
     )
     if len(old) != len(new) or len(set(old)) < len(old) or len(set(new)) < len(new):
         raise ArgumentError(
-            f"moveaxis: source and destination must name as many different axes, got {source} "
-            f"and {destination}"
+            f"moveaxis: source and destination must name the same number of distinct axes, got "
+            f"{source} and {destination}"
         )
     moved = dict(zip(new, old, strict=True))
     rest = iter([a for a in range(x.ndim) if a not in old])
@@ -385,7 +385,7 @@ def flip(xp, x: TensorLike, /, *, axis: Axis = None) -> Tensor:
     """Return x with the order of its elements reversed.
 
     Args:
-        axis: The axis or axes; all by default.
+        axis: The axis or axes. By default, all axes.
 
     Returns:
         A Tensor of x's shape and dtype.
@@ -404,10 +404,10 @@ gradient("ReverseV2")(lambda dy, axis: flip(dy, axis=axis))
 
 @op("Roll")
 def roll(xp, x: TensorLike, /, shift: int | tuple[int, ...], *, axis: Axis = None) -> Tensor:
-    """Return x with its elements rolled: those that leave at one end enter at the other.
+    """Return x with its elements rolled; elements that leave at one end enter at the other.
 
     Args:
-        shift: By how many places, one int or one per axis; negative ones roll towards the start.
+        shift: The number of places, one int or one per axis. Negative ones roll toward the start.
         axis: The axis or axes. None rolls x as if it were flat.
 
     Returns:
@@ -435,7 +435,7 @@ def tril(xp, x: TensorLike, /, *, k: int = 0) -> Tensor:
     """Return the lower triangle of matrices, with zeros elsewhere.
 
     Args:
-        k: The diagonal above which elements are 0; the main one is 0, and 1 is above it.
+        k: The diagonal above which elements are 0. The main diagonal is 0; 1 is the one above it.
 
     Returns:
         A Tensor of x's shape and dtype.
@@ -460,7 +460,7 @@ def triu(xp, x: TensorLike, /, *, k: int = 0) -> Tensor:
     """Return the upper triangle of matrices, with zeros elsewhere.
 
     Args:
-        k: The diagonal below which elements are 0; the main one is 0, and 1 is above it.
+        k: The diagonal below which elements are 0. The main diagonal is 0; 1 is the one above it.
 
     Returns:
         A Tensor of x's shape and dtype.
@@ -485,10 +485,10 @@ def diagonal(xp, x: TensorLike, /, *, offset: int = 0) -> Tensor:
     """Return the diagonals of matrices.
 
     Args:
-        offset: Which diagonal: 0 for the main one, positive above it, negative below.
+        offset: The diagonal: 0 for the main one, positive above it, negative below.
 
     Returns:
-        A Tensor of x's dtype, with one axis, the diagonal, in place of the last two.
+        A Tensor of x's dtype. The last two axes are replaced by one axis, the diagonal.
 
     Raises:
         ShapeError: x has fewer than two axes.
@@ -506,7 +506,7 @@ def diagonal(xp, x: TensorLike, /, *, offset: int = 0) -> Tensor:
 def _diagonal_places(
     xp: Namespace, shape: tuple[int, ...], offset: int, like: Array
 ) -> tuple[Any, Any]:
-    """The indices of a diagonal's elements."""
+    """Return the indices of a diagonal's elements."""
     down, right = max(-offset, 0), max(offset, 0)
     length = max(min(shape[0] - down, shape[1] - right), 0)
     options = backends.placed_like(like)
@@ -523,14 +523,14 @@ def diag(xp, x: TensorLike, /, *, offset: int = 0, shape: tuple[int, int] | None
 
     Args:
         x: A vector, or vectors along the last axis.
-        offset: Which diagonal: 0 for the main one, positive above it, negative below.
-        shape: (rows, columns); by default a square just large enough.
+        offset: The diagonal: 0 for the main one, positive above it, negative below.
+        shape: (rows, columns). By default, the smallest square that holds the diagonal.
 
     Returns:
-        A Tensor of x's dtype, with two axes, the matrices, in place of the last one.
+        A Tensor of x's dtype. The last axis is replaced by two axes, the matrices.
 
     Raises:
-        ShapeError: x is a number, or the diagonal of such a matrix has another length.
+        ShapeError: x is a number, or x's length is not the length of the diagonal.
 
     Source: `numpy.diag`.
 

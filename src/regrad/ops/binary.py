@@ -128,7 +128,7 @@ def squared_difference(a, b):
     real=True,
 )
 def atan2(a, b):
-    """Return the angle of the point (b, a), in (-π, π] radians.
+    """Return the angle of the point (b, a) in radians, in (-π, π].
 
     The gradient at the origin is NaN.
 
@@ -166,7 +166,7 @@ def logaddexp(a, b):
 
 
 def _part(a, b, y):
-    """The share of exp(a) in exp(y): all of it where a is y, which may be infinite."""
+    """Return the share of exp(a) in exp(y); 1 where a equals y, which may be infinite."""
     return exp(where(logical_and(a == y, a != b), 0, a - y))
 
 
@@ -180,7 +180,7 @@ def _part(a, b, y):
 def copysign(a, b):
     """Return the absolute value of a with the sign of b.
 
-    The gradient of a has its sign changed where a's sign is; that of b is 0.
+    The gradient of a is negated where the sign of a changes. The gradient of b is 0.
 
     >>> rg.copysign([1.0, 2.0], [-3.0, 3.0])
     Tensor([-1.,  2.], dtype=float32)
@@ -189,7 +189,7 @@ def copysign(a, b):
 
 @row("NextAfter", lambda dy: dy, lambda dy: None, to_float=True, real=True)
 def nextafter(a, b):
-    """Return the next number from a towards b that the dtype can hold.
+    """Return the next representable number from a toward b.
 
     >>> rg.nextafter(rg.tensor([1.0]), 2.0) - 1
     Tensor([1.1920929e-07], dtype=float32)
@@ -197,17 +197,17 @@ def nextafter(a, b):
 
 
 for _type in ("FloorMod", "NextAfter"):
-    OPS[_type].rule.flat = True  # their rules ignore a, and yet they are not linear in it
+    OPS[_type].rule.flat = True  # their rules ignore a, but the ops are not linear in a
 
 
-# Lengths and deviations end at 0, where their gradient is 0 by convention. What the convention says
-# of a second derivative would be wrong for smooth functions of them (the square of a length): it is
-# NaN there, unless the gradient that arrives does not change with x.
+# Lengths and deviations end at 0, and their gradient there is 0 by convention. A second derivative
+# by the same convention would be wrong for smooth functions of them, e.g. the square of a length.
+# So the second derivative there is NaN, unless the incoming gradient does not change with x.
 
 
 @op("OrZero")
 def or_zero(xp, value: TensorLike, x: TensorLike, /) -> Tensor:
-    """`value`, a function of x; 0 where x is 0, and there so is its gradient."""
+    """Return `value`, a function of x; 0 where x is 0. The gradient is also 0 where x is 0."""
     return xp.where(x == 0, xp.zeros_like(value), value)
 
 
@@ -216,12 +216,12 @@ gradient("OrZero", "value")(lambda dy, x: _grad_or_zero(dy, x))
 
 @gradient("OrZero", "x")
 def _(dy, x):
-    return where(x == 0, _grad_or_zero(dy, x), 0)  # (the value may mask a NaN there)
+    return where(x == 0, _grad_or_zero(dy, x), 0)  # (`value` may hide a NaN there)
 
 
 @op("OrZeroGrad")
 def _grad_or_zero(xp, grad: TensorLike, x: TensorLike, /) -> Tensor:
-    return xp.where((x == 0) & (grad == grad), xp.zeros_like(grad), grad)  # a NaN stays visible
+    return xp.where((x == 0) & (grad == grad), xp.zeros_like(grad), grad)  # (keeps a NaN visible)
 
 
 entwined("OrZeroGrad", lambda dy, x: _grad_or_zero(dy, x), lambda dy: None,
@@ -229,10 +229,10 @@ entwined("OrZeroGrad", lambda dy, x: _grad_or_zero(dy, x), lambda dy: None,
 
 
 def _pow_a(dy, a, b):
-    if b._id == OURS:  # a Python number, on which no gradient can depend
+    if b._id == OURS:  # a Python number, which needs no gradient
         n = b._data.item()
         return dy * (n * pow(a, n - 1 if n else 0))  # (a ** 0 is a constant, also at 0)
-    # a ** 0 is a constant: its gradient is 0, also at 0⁰
+    # a ** 0 is a constant, so its gradient is 0, also at 0⁰
     none = logical_and(a == 0, b == 0)
     return dy * where(none, 0, b * pow(where(none, 1, a), b - 1))
 
@@ -371,7 +371,7 @@ def bitwise_left_shift(a, b):
 
 @row("RightShift")
 def bitwise_right_shift(a, b):
-    """Return `a >> b`: the bits of integers moved down by b places; the sign stays.
+    """Return `a >> b`: the bits of integers moved down by b places. The sign is kept.
 
     >>> rg.bitwise_right_shift(rg.asarray([8, -8]), 2)
     Tensor([ 2, -2], dtype=int64)
@@ -383,16 +383,16 @@ def isclose(
     xp, a: TensorLike, b: TensorLike, /, *, rtol: float = 1e-5, atol: float = 1e-8,
     equal_nan: bool = False,
 ) -> Tensor:  # fmt: skip
-    """Return where `abs(a - b) <= atol + rtol * abs(b)`; infinities are close to themselves.
+    """Return whether `abs(a - b) <= atol + rtol * abs(b)`; equal infinities are close.
 
     Args:
         a: The values.
-        b: The values to which they are compared.
+        b: The reference values.
         rtol: The tolerance relative to b.
         atol: The absolute tolerance.
         equal_nan: Whether NaN is close to NaN.
 
-    Returns a Tensor of bools. It has no gradient.
+    Returns a Tensor of bools, which has no gradient.
 
     Source: `numpy.isclose`.
 
@@ -404,7 +404,7 @@ def isclose(
         a, b = (backends.cast(xp, x, np.uint8) for x in (a, b))
     finite = xp.isfinite(a) & xp.isfinite(b)
     x, y = (xp.where(finite, z, xp.zeros_like(z)) for z in (a, b))
-    # (a difference of unsigned integers wraps around)
+    # (computed this way because a difference of unsigned integers wraps around)
     size = xp.abs(x - y) if backends.is_complex(a) else xp.maximum(x, y) - xp.minimum(x, y)
     near = size <= atol + rtol * xp.abs(y)
     close = (finite & near) | (a == b)
@@ -425,16 +425,16 @@ not_differentiable(
 def where(xp, condition: TensorLike, a: TensorLike, b: TensorLike, /) -> Tensor:
     """Return `a` where `condition` is true (not 0), and `b` elsewhere.
 
-    The gradient is masked, never multiplied, so a NaN in the branch not taken does no harm
-    here. It may still make one further back (`0 * inf`); then guard the input as well:
-    `where(x > 0, log(where(x > 0, x, 1)), 0)`.
+    The gradient is masked, never multiplied, so a NaN in the branch that is not taken does not
+    spread here. The gradient of an earlier op may still be NaN (`0 * inf`). In that case guard the
+    input as well: `where(x > 0, log(where(x > 0, x, 1)), 0)`.
 
     Args:
-        condition: A Tensor or array of bools; of numbers, those that are not 0 are true.
+        condition: A Tensor or array of bools. Numbers other than 0 are true.
         a, b: The values to choose from, Tensors, arrays or numbers.
 
     Returns:
-        A Tensor of the shape to which the three broadcast, of the dtype to which a and b promote.
+        A Tensor of the shape to which the three broadcast and the dtype to which a and b promote.
 
     Source: the Array API standard; `tf.where`.
 
@@ -453,10 +453,10 @@ BITS = {np.dtype(np.float32): np.int32, np.dtype(np.float64): np.int64}
 
 
 def _chosen_bits(mask: Array, a: Array, b: Array) -> Array:
-    """`where` for large arrays of one shape.
+    """Compute `where` for large arrays of one shape.
 
-    NumPy's goes to and fro with the mask, and processors cannot guess which way: this takes the
-    bits of one or the other without asking (a third of the time for a mask like relu's).
+    `numpy.where` branches on the mask, and processors mispredict the branch. This version selects
+    the bits without a branch. It takes a third of the time for the mask of a relu.
     """
     whole = BITS[a.dtype]
     left, right = a.view(whole), b.view(whole)
@@ -467,7 +467,7 @@ def _chosen_bits(mask: Array, a: Array, b: Array) -> Array:
 
 
 def _chooses_slowly(mask: Array, a: Array, b: Array) -> bool:
-    """Return whether torch's own `where` would choose element by element: plain CPU floats."""
+    """Return whether torch's own `where` would select one element at a time (plain CPU floats)."""
     import torch
 
     return (
@@ -477,12 +477,12 @@ def _chooses_slowly(mask: Array, a: Array, b: Array) -> bool:
         and a.dtype == b.dtype
         and a.dtype in (torch.float32, torch.float64)
         and torch.broadcast_shapes(a.shape, b.shape) == mask.shape
-        and not (a.is_neg() or b.is_neg())  # whose bits say something else
+        and not (a.is_neg() or b.is_neg())  # their bits do not show the lazy negation
     )
 
 
 def _chosen_bits_in_torch(mask: Array, a: Array, b: Array) -> Any:
-    """As above, a tenth of the time; a or b may be a number."""
+    """Compute `_chosen_bits` in torch, in a tenth of the time. a or b may be a number."""
     import torch
 
     whole = torch.int32 if a.dtype == torch.float32 else torch.int64
@@ -527,14 +527,14 @@ def clip(x: TensorLike, /, min: TensorLike | None = None, max: TensorLike = None
     """Return x limited to `[min, max]`. The gradient passes at both bounds.
 
     Args:
-        min: The lower bound, which broadcasts to x; None for none.
-        max: The upper bound, which broadcasts to x; None for none.
+        min: The lower bound, which broadcasts to x; None for no bound.
+        max: The upper bound, which broadcasts to x; None for no bound.
 
     Returns:
-        A Tensor of the shape to which x and the bounds broadcast, and of x's dtype.
+        A Tensor of the shape to which x and the bounds broadcast, with x's dtype.
 
     Raises:
-        ArgumentError: both bounds are numbers, and `min` is greater than `max`.
+        ArgumentError: both bounds are numbers and `min` is greater than `max`.
 
     Op type: `ClipByValue`. Source: the Array API standard.
 
@@ -548,13 +548,13 @@ def clip(x: TensorLike, /, min: TensorLike | None = None, max: TensorLike = None
 
 @op("AddN", promotes=True)
 def add_n(xp, xs: Sequence[TensorLike], /) -> Tensor:
-    """Return the sum of tensors of one shape.
+    """Return the sum of tensors that have the same shape.
 
     Args:
         xs: A list of Tensors or arrays.
 
     Returns:
-        A Tensor of their shape, of the dtype to which they promote.
+        A Tensor of the same shape, with the dtype to which they promote.
 
     Raises:
         ArgumentError: `xs` is not a list of Tensors or arrays.

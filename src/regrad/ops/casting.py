@@ -1,4 +1,4 @@
-"""Ops that keep the numbers: parts of complex ones, other dtypes, and x itself."""
+"""Ops that keep the numbers: parts of complex numbers, other dtypes, and x itself."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ gradient("Conj")(lambda dy: conj(dy))
 
 @public
 def conj(x: TensorLike, /) -> Tensor:
-    """Return the complex conjugate. A real Tensor is returned as it is.
+    """Return the complex conjugate. A real Tensor is returned unchanged.
 
     Returns:
         A Tensor of x's shape and dtype.
@@ -47,7 +47,7 @@ def real(xp, x: TensorLike, /) -> Tensor:
     """Return the real part.
 
     Returns:
-        A Tensor of x's shape. The parts of complex64 numbers are float32, of complex128 float64.
+        A Tensor of x's shape: float32 for complex64 numbers, float64 for complex128.
 
     >>> rg.real([1 + 2j])
     Tensor([1.], dtype=float32)
@@ -63,7 +63,7 @@ def imag(xp, x: TensorLike, /) -> Tensor:
     """Return the imaginary part, or zeros for real numbers.
 
     Returns:
-        A Tensor of x's shape. The parts of complex64 numbers are float32, of complex128 float64.
+        A Tensor of x's shape: float32 for complex64 numbers, float64 for complex128.
 
     >>> rg.imag([1 + 2j])
     Tensor([2.], dtype=float32)
@@ -81,7 +81,7 @@ def _(dy, x_dtype):
 
 @row("Identity", lambda dy: dy, kernel=lambda xp, x: x)
 def identity(x):
-    """Return x itself, as an op that a rule can be attached to.
+    """Return x itself. A rule can be attached to this op.
 
     >>> rg.identity([1.0, 2.0])
     Tensor([1., 2.], dtype=float32)
@@ -105,7 +105,7 @@ def positive(x: TensorLike, /) -> Tensor:
 
 @row("StopGradient", kernel=lambda xp, x: x)
 def stop_gradient(x):
-    """Return x as a constant: no gradient flows back through it.
+    """Return x as a constant: no gradient propagates through it.
 
     `g(x) + stop_gradient(f(x) - g(x))` has the value of f and the gradient of g.
 
@@ -141,16 +141,16 @@ OPS["Cast"].rule.unless = _to_integers  # pyright: ignore[reportAttributeAccessI
 def astype(x: TensorLike, dtype: DTypeLike, /, *, copy: bool = True, device: Any = None) -> Tensor:
     """Return x converted to another dtype.
 
-    Between floats (and complex numbers) the gradient passes, converted back. A cast to integers
-    or bools has no gradient, unless a rule is in force for the op type. A cast of complex numbers
-    to real ones takes the real part; a cast to bools is True where x is not 0.
+    Between floats (and complex numbers) the gradient propagates and is cast back. A cast to
+    integers or bools has no gradient, unless a rule is active for the op type. A cast of complex
+    numbers to real ones takes the real part. A cast to bools is True where x is not 0.
 
     Args:
         dtype: The dtype of the result.
-        copy: For the standard's signature. Tensors are immutable, so nothing depends on it.
+        copy: Has no effect, because Tensors are immutable. The Array API standard requires it.
 
     Returns:
-        A Tensor of x's shape; x itself if it has the dtype already.
+        A Tensor of x's shape; x itself if it already has the dtype.
 
     Raises:
         DTypeError: `dtype` is not a dtype that Tensors have.

@@ -1,7 +1,8 @@
-"""Convolution: images are NHWC, (batch, height, width, channels), filters HWIO.
+"""Convolution. Images are NHWC, (batch, height, width, channels), and filters HWIO.
 
-A convolution, its gradient by the images and its gradient by the filter are each linear in two
-tensors, and each is made of the other two: they are one another's rules, to any order.
+A convolution has two gradients, one with respect to the images and one with respect to the filter.
+Each of the three ops is linear in two tensors, and the other two are its gradients. So the three
+ops are each other's rules, for derivatives of any order.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ KERNELS: dict[str, Any] = {"numpy": NumPyKernels, "torch": TorchKernels}
 def _compute(
     xp: Namespace, kernel: str, a: Array, b: Array, plan: ConvolutionPlan, shape: Sizes
 ) -> Array:
-    """Run a kernel; where there is nothing to sum, libraries differ, and the result is zeros."""
+    """Run a kernel. Where there is nothing to sum, libraries disagree; regrad returns zeros."""
     if not (math.prod(plan.images) and math.prod(plan.filter) and math.prod(plan.output)):
         return xp.zeros(shape, dtype=a.dtype, **placed_like(a))
     library = windows.library(xp)
@@ -53,7 +54,7 @@ def _compute(
 
 
 def _complex(xp: Namespace, compute: Kernel, a: Array, b: Array, plan: ConvolutionPlan) -> Array:
-    """A kernel on complex numbers by way of real ones (torch lacks the gradients)."""
+    """Run a kernel on complex numbers as four real kernels (torch lacks the complex gradients)."""
     ar, ai, br, bi = (part.contiguous() for part in (a.real, a.imag, b.real, b.imag))
     real = compute(ar, br, plan) - compute(ai, bi, plan)
     return real + 1j * (compute(ar, bi, plan) + compute(ai, br, plan))
@@ -63,7 +64,7 @@ def _complex(xp: Namespace, compute: Kernel, a: Array, b: Array, plan: Convoluti
 
 
 def _triangle(name: str, *types: str, depthwise: bool = False) -> list[Callable[..., Tensor]]:
-    """A convolution and its two gradients as ops of the given types, each other's rules."""
+    """Return a convolution and its two gradients as ops of the given types, with their rules."""
 
     def convolve(
         xp, x: TensorLike, w: TensorLike, /, strides: Sizes, pad: Any, dilations: Sizes
@@ -168,23 +169,23 @@ _depthwise_conv2d, _, _ = _triangle(
 def conv2d(
     x: TensorLike, w: TensorLike, /, strides: Ints, pad: Padding, dilations: Ints = 1
 ) -> Tensor:
-    """Convolve images with a filter (no flip: a correlation, as in every neural network).
+    """Convolve images with a filter, without a flip (a cross-correlation, as usual in networks).
 
     Args:
         x: Images, (batch, height, width, in), or one image without the batch axis.
         w: The filter, (height, width, in, out).
         strides: The distance between windows, an int or a pair.
-        pad: Zeros around the image: `"same"` (as many windows as `ceil(n / stride)`; the
-            smaller half comes first), `"valid"` (none), an int, or pairs (before, after) for
-            height and width.
+        pad: Zeros around the image: `"same"` (there are `ceil(n / stride)` windows, and the
+            smaller half of the padding comes first), `"valid"` (no padding), an int, or pairs
+            (before, after) for height and width.
         dilations: The distance between the taps of the filter, an int or a pair.
 
     Returns:
-        A Tensor (batch, height, width, out), of the dtype to which x and w promote.
+        A Tensor (batch, height, width, out), with the dtype to which x and w promote.
 
     Raises:
-        ShapeError: a wrong rank, channels that differ, or a filter that does not fit.
-        ArgumentError: an unknown `pad`; strides or dilations that are not positive ints.
+        ShapeError: the rank is wrong, the channels differ, or the filter does not fit.
+        ArgumentError: `pad` is unknown, or strides or dilations are not positive ints.
 
     Op type: `Conv2D`. Source: `tf.conv2d` of TensorFlow.js.
 
@@ -212,7 +213,7 @@ def conv3d(
     """Convolve volumes with a filter; see `conv2d`.
 
     Args:
-        x: Volumes, (batch, depth, height, width, in), or one without the batch axis.
+        x: Volumes, (batch, depth, height, width, in), or one volume without the batch axis.
         w: The filter, (depth, height, width, in, out).
         strides, pad, dilations: As in `conv2d`, for three axes.
 
@@ -231,10 +232,10 @@ def conv3d(
 def conv1d(x: TensorLike, w: TensorLike, /, stride: int, pad: Padding, dilation: int = 1) -> Tensor:
     """Convolve sequences with a filter.
 
-    It is a `conv2d` of images of height 1, and overrides of `Conv2D` fire.
+    It computes a `conv2d` of images of height 1, so overrides of `Conv2D` fire.
 
     Args:
-        x: Sequences, (batch, width, in), or one without the batch axis.
+        x: Sequences, (batch, width, in), or one sequence without the batch axis.
         w: The filter, (width, in, out).
         stride, pad, dilation: As in `conv2d`, for one axis.
 
@@ -269,11 +270,11 @@ def depthwise_conv2d(
     """Convolve each channel of images with its own filters.
 
     Args:
-        x: Images, (batch, height, width, in), or one without the batch axis.
+        x: Images, (batch, height, width, in), or one image without the batch axis.
         w: The filters, (height, width, in, multiplier).
         strides, pad, dilations: As in `conv2d`.
 
-    Returns a Tensor (batch, height, width, in * multiplier), those of one channel side by side.
+    Returns a Tensor (batch, height, width, in * multiplier). The outputs of a channel are adjacent.
     Raises ShapeError and ArgumentError as `conv2d` does.
 
     Op type: `DepthwiseConv2dNative`. Source: `tf.depthwiseConv2d` of TensorFlow.js.
@@ -299,7 +300,7 @@ def separable_conv2d(
     """Return a `depthwise_conv2d`, followed by a `conv2d` with a 1×1 filter.
 
     Args:
-        x: Images, (batch, height, width, in), or one without the batch axis.
+        x: Images, (batch, height, width, in), or one image without the batch axis.
         depthwise: The first filters, (height, width, in, multiplier).
         pointwise: The second filter, (1, 1, in * multiplier, out).
         strides, pad, dilations: As in `conv2d`.
@@ -333,18 +334,18 @@ def conv2d_transpose(
     pad: Padding,
     dilations: Ints = 1,
 ) -> Tensor:
-    """Return the adjoint of `conv2d`: the gradient of its images, as an op of its own.
+    """Return the adjoint of `conv2d`: its gradient with respect to the images, as a separate op.
 
     Args:
-        x: Images, (batch, height, width, in), or one without the batch axis: the shape that
-            `conv2d` of an `output_shape` returns.
+        x: Images, (batch, height, width, in), or one image without the batch axis. Its shape
+            is the shape of `conv2d`'s result for images of shape `output_shape`.
         w: The filter, (height, width, out, in).
         output_shape: The shape of the result, (batch, height, width, out), or without the
             batch axis if x has none.
-        strides, pad, dilations: Those of the convolution of which this is the adjoint.
+        strides, pad, dilations: The arguments of the convolution.
 
     Returns a Tensor of the shape `output_shape`.
-    Raises ShapeError where the shapes do not fit, and names the expected one.
+    Raises ShapeError where the shapes do not fit. The error names the expected shape.
 
     Op type: `Conv2DBackpropInput`. Source: `tf.conv2dTranspose` of TensorFlow.js.
 
@@ -368,13 +369,13 @@ def conv3d_transpose(
     """Return the adjoint of `conv3d`; see `conv2d_transpose`.
 
     Args:
-        x: Volumes, (batch, depth, height, width, in), or one without the batch axis.
+        x: Volumes, (batch, depth, height, width, in), or one volume without the batch axis.
         w: The filter, (depth, height, width, out, in).
         output_shape: The shape of the result.
-        strides, pad, dilations: Those of the convolution of which this is the adjoint.
+        strides, pad, dilations: The arguments of the convolution.
 
     Returns a Tensor of the shape `output_shape`.
-    Raises ShapeError where the shapes do not fit, and names the expected one.
+    Raises ShapeError where the shapes do not fit. The error names the expected shape.
 
     Op type: `Conv3DBackpropInputV2`. Source: `tf.conv3dTranspose` of TensorFlow.js.
 
@@ -402,7 +403,7 @@ def _transpose(
     shape = (1, *shape) if single else shape
     if len(shape) != n + 2:
         raise ShapeError(
-            f"{name}: output_shape must have {len(x.shape) - single} sizes, as x, got {shape}"
+            f"{name}: output_shape must have {len(x.shape) - single} sizes, like x, got {shape}"
         )
     y = over_windows(adjoint, name, n, x, (w, shape), strides, pad, dilations=dilations)
     return windows.without_batch(y, single)

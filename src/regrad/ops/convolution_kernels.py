@@ -1,4 +1,4 @@
-"""How JAX and PyTorch compute convolutions and their adjoints."""
+"""Convolutions and their adjoints in JAX and PyTorch."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ Kernel = Callable[..., Array]
 
 
 class JaxKernels:
-    """`lax.conv_general_dilated`, with the axes of each kernel told by name."""
+    """Kernels by `lax.conv_general_dilated`. Each kernel names the order of its axes."""
 
     @staticmethod
     def forward(x: Array, w: Array, plan: ConvolutionPlan) -> Array:
-        """The convolution."""
+        """Return the convolution."""
         win = plan.win
         axes = ("NDHWC", "DHWIO", "NDHWC")
         return _xla(
@@ -40,10 +40,10 @@ class JaxKernels:
 
     @staticmethod
     def by_images(dy: Array, w: Array, plan: ConvolutionPlan) -> Array:
-        """Its gradient by the images: a convolution of the dilated dy with the flipped filter."""
+        """Return the gradient of the images: the dilated dy, convolved with the flipped filter."""
         win, n = plan.win, len(plan.win.size)
         if plan.groups > 1:
-            w = w.reshape(*w.shape[:n], plan.groups, -1)  # (channels, multiplier) as (out, in)
+            w = w.reshape(*w.shape[:n], plan.groups, -1)  # (channels, multiplier) become (out, in)
         padding = [
             (r - 1 - lo, size + r - 1 - ((out - 1) * s + 1) - (r - 1 - lo))
             for size, out, s, r, (lo, _) in zip(
@@ -59,7 +59,7 @@ class JaxKernels:
 
     @staticmethod
     def by_filter(x: Array, dy: Array, plan: ConvolutionPlan) -> Array:
-        """Its gradient by the filter: a convolution of x with dy that sums over the batch."""
+        """Return the gradient of the filter: x convolved with dy, summed over the batch."""
         win = plan.win
         padding = [
             (lo, (out - 1) * s + 1 + (k - 1) * d - size - lo)
@@ -76,11 +76,11 @@ class JaxKernels:
 
 
 class JaxOnCpu(JaxKernels):
-    """The cases that a CPU computes faster in another way (figures: bench/formulations.py)."""
+    """Faster formulations for CPUs. `bench/formulations.py` measures them."""
 
     @staticmethod
     def forward(x: Array, w: Array, plan: ConvolutionPlan) -> Array:
-        """The convolution. Channel by channel, a sum over the taps, which XLA makes one loop of."""
+        """Return the convolution. XLA fuses the sum over the taps of a depthwise filter."""
         if plan.groups == 1:
             return JaxKernels.forward(x, w, plan)
         x = repeat_channels(_pad_in_jax(x, plan), plan)
@@ -88,7 +88,7 @@ class JaxOnCpu(JaxKernels):
 
     @staticmethod
     def by_images(dy: Array, w: Array, plan: ConvolutionPlan) -> Array:
-        """Its gradient by the images."""
+        """Return the gradient of the images."""
         if plan.groups == 1:
             return JaxKernels.by_images(dy, w, plan)
         import jax.numpy
@@ -100,10 +100,10 @@ class JaxOnCpu(JaxKernels):
 
     @staticmethod
     def by_filter(x: Array, dy: Array, plan: ConvolutionPlan) -> Array:
-        """Its gradient by the filter: products of matrices, some images at a time.
+        """Return the gradient of the filter: matrix products over blocks of images.
 
-        XLA's convolution that sums over the batch takes twice as long, and a matrix of all
-        windows at once leaves the cache.
+        XLA's convolution that sums over the batch takes twice as long. A single matrix of all
+        windows would exceed the cache.
         """
         import jax
 
@@ -128,7 +128,7 @@ MANY_TAPS = 128  # each tap is an instruction to compile
 
 
 def jax_kernels(x: Array, plan: ConvolutionPlan) -> Array:
-    """XLA's convolution adds half floats up in float32, as a sum over taps would not."""
+    """Choose the kernels. XLA's convolution sums half floats in float32; a sum over taps cannot."""
     import jax
 
     few = math.prod(plan.win.size) <= MANY_TAPS and x.dtype.itemsize >= 4
@@ -137,7 +137,7 @@ def jax_kernels(x: Array, plan: ConvolutionPlan) -> Array:
 
 @cache
 def compile_kernel(compute: Kernel) -> Any:
-    """A kernel as one program, also where nothing else is being compiled."""
+    """Compile a kernel with XLA, so that it also runs as one program outside of a jit."""
     import jax
 
     return jax.jit(compute, static_argnums=2)
@@ -150,7 +150,7 @@ def _pad_in_jax(x: Array, plan: ConvolutionPlan) -> Array:
 
 
 def _divisor(n: int, most: int) -> int:
-    """The largest divisor of n of at most `most`, or 1."""
+    """Return the largest divisor of n that is at most `most`, or 1."""
     return max(d for d in range(1, n + 1) if n % d == 0 and d <= max(most, 1))
 
 
@@ -168,11 +168,11 @@ def _xla(
 
 
 class TorchKernels:
-    """`torch.nn.functional.conv2d` and its kin."""
+    """Kernels by `torch.nn.functional.conv2d` and related functions."""
 
     @staticmethod
     def forward(x: Array, w: Array, plan: ConvolutionPlan) -> Array:
-        """The convolution."""
+        """Return the convolution."""
         import torch
 
         x, padding = _pad_in_torch(x, plan.win)
@@ -185,7 +185,7 @@ class TorchKernels:
 
     @staticmethod
     def by_images(dy: Array, w: Array, plan: ConvolutionPlan) -> Array:
-        """Its gradient by the images."""
+        """Return the gradient of the images."""
         grad = _torch_grad()
         even = _even_padding(plan.win)
         sizes = plan.win.padded if even is None else plan.win.inputs
@@ -197,7 +197,7 @@ class TorchKernels:
 
     @staticmethod
     def by_filter(x: Array, dy: Array, plan: ConvolutionPlan) -> Array:
-        """Its gradient by the filter."""
+        """Return the gradient of the filter."""
         grad = _torch_grad()
         x, padding = _pad_in_torch(x, plan.win)
         *size, i, o = plan.filter
@@ -209,13 +209,13 @@ class TorchKernels:
 
 
 def _torch_grad() -> Any:
-    import torch.nn.grad  # its annotations say int where pairs are taken, too
+    import torch.nn.grad  # its annotations allow only int where it also accepts pairs
 
     return torch.nn.grad
 
 
 def _pad_in_torch(x: Array, win: Windows) -> tuple[Any, Sizes]:
-    """x and the padding that torch is to add: all of it, or none if its sides differ."""
+    """Return x and the padding left to torch. If the sides differ, x is padded here instead."""
     import array_api_compat.torch as xp
 
     even = _even_padding(win)

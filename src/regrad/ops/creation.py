@@ -1,4 +1,4 @@
-"""Constructors: TensorFlow.js's `tensor` family, and the Array API standard's."""
+"""Constructors: the `tensor` family of TensorFlow.js, and the Array API standard's functions."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ UNSIGNED = np.dtype(np.uint64)
 
 @public
 def as_numpy_dtype(dtype: DTypeLike | None) -> np.dtype:
-    """A dtype from what users write: `rg.float32`, `"float32"`, `np.float32`, `torch.float32`.
+    """Return the NumPy dtype for `rg.float32`, `"float32"`, `np.float32` or `torch.float32`.
 
-    Python's `float` is float64 and `complex` complex128, as `"float"` and `"complex"` are: a dtype
-    that is written down is no matter of the default dtype.
+    Python's `float` and `"float"` are float64; `complex` and `"complex"` are complex128. The
+    default dtype does not apply to a dtype that the caller names.
     """
     if isinstance(dtype, np.dtype):
         backends.check_dtype(dtype)
         return dtype
-    if dtype is None:  # NumPy takes it for float64
+    if dtype is None:  # NumPy would read None as float64
         raise DTypeError("expected a dtype such as regrad.float32 or 'float32', got None")
     try:
         found = np.dtype(dtype)  # pyright: ignore[reportArgumentType, reportCallIssue]
@@ -52,9 +52,9 @@ def tensor(
 
     Args:
         values: A number, a (nested) list of numbers or bools, an array, or a Tensor.
-        shape: The shape, if not that of the values; the sizes must agree.
-        dtype: The dtype. By default Python numbers become float32 (bools stay bools) and
-            arrays keep theirs.
+        shape: The shape, if it differs from the shape of the values. The sizes must agree.
+        dtype: The dtype. By default Python numbers become float32, bools stay bools, and arrays
+            keep their dtype.
 
     Raises ShapeError if the values do not fit the shape.
 
@@ -68,7 +68,7 @@ def tensor(
     """
     if isinstance(shape, str | np.dtype | type):
         raise ArgumentError(
-            f"tensor: {shape!r} is not a shape; give a dtype by name, dtype={shape!r}"
+            f"tensor: {shape!r} is not a shape. Pass a dtype by keyword, dtype={shape!r}"
         )
     t = _with_dtype(values, dtype)
     if shape is None:
@@ -76,18 +76,18 @@ def tensor(
     shape = as_ints(shape)
     if isinstance(values, list | tuple) and t.ndim > 1 and t.shape != shape:
         raise ShapeError(
-            f"tensor: the nested values have the shape {t.shape}, which is not the shape "
-            f"{shape} that was given. Use reshape(tensor(values), {shape}) if that is meant."
+            f"tensor: the nested values have the shape {t.shape}, but the shape argument is "
+            f"{shape}. To reshape the values, use reshape(tensor(values), {shape})."
         )
     if math.prod(shape) != t.size:
         raise ShapeError(
-            f"tensor: the shape {shape} holds {math.prod(shape)} values, but {t.size} were given"
+            f"tensor: the shape {shape} holds {math.prod(shape)} values, got {t.size} values"
         )
     return OPS["Reshape"].function(t, shape)
 
 
 def _with_dtype(values: TensorLike, dtype: DTypeLike | None) -> Tensor:
-    """Values under a dtype; Python numbers go straight to it, not by way of float32."""
+    """Return values under a dtype. Python numbers are converted directly, not through float32."""
     if dtype is None:
         return _own(dispatch.lift(values))
     dtype = as_numpy_dtype(dtype)
@@ -97,12 +97,12 @@ def _with_dtype(values: TensorLike, dtype: DTypeLike | None) -> Tensor:
 
 
 def _own(t: Tensor) -> Tensor:
-    """A Tensor of the caller's own: a compiled function that closes over it must find it."""
+    """Return a new Tensor for the caller. A compiled function that closes over it must find it."""
     return wrap(t._data) if t._id == OURS else t
 
 
 def convert(t: Tensor, dtype: np.dtype) -> Tensor:
-    """Return t under a dtype: t itself if it has it."""
+    """Return t under a dtype; t itself if it already has the dtype."""
     if t.dtype == dtype:
         return t
     return OPS["Cast"].function(t, dtype=dtype)
@@ -114,7 +114,7 @@ def scalar(value: TensorLike, dtype: DTypeLike | None = None) -> Tensor:
 
     Args:
         value: A number, a bool, or an array or Tensor of rank 0.
-        dtype: The dtype; by default that of `tensor`.
+        dtype: The dtype; the same default as `tensor`.
 
     Raises:
         ArgumentError: `value` is not a single number or bool.
@@ -147,10 +147,10 @@ def tensor1d(values: TensorLike, dtype: DTypeLike | None = None) -> Tensor:
 
     Args:
         values: A list of numbers or bools, an array, or a Tensor.
-        dtype: The dtype; by default that of `tensor`.
+        dtype: The dtype; the same default as `tensor`.
 
     Raises:
-        ShapeError: the values have another rank.
+        ShapeError: the values do not have rank 1.
 
     Source: `tf.tensor1d` of TensorFlow.js.
 
@@ -168,11 +168,11 @@ def tensor2d(
 
     Args:
         values: A (nested) list of numbers or bools, an array, or a Tensor.
-        shape: The two sizes, if not those of the values.
-        dtype: The dtype; by default that of `tensor`.
+        shape: The two sizes, if they differ from the shape of the values.
+        dtype: The dtype; the same default as `tensor`.
 
     Raises:
-        ShapeError: the values have another rank, or do not fit the shape.
+        ShapeError: the values do not have rank 2, or do not fit the shape.
 
     Source: `tf.tensor2d` of TensorFlow.js.
 
@@ -190,11 +190,11 @@ def tensor3d(
 
     Args:
         values: A (nested) list of numbers or bools, an array, or a Tensor.
-        shape: The three sizes, if not those of the values.
-        dtype: The dtype; by default that of `tensor`.
+        shape: The three sizes, if they differ from the shape of the values.
+        dtype: The dtype; the same default as `tensor`.
 
     Raises:
-        ShapeError: the values have another rank, or do not fit the shape.
+        ShapeError: the values do not have rank 3, or do not fit the shape.
 
     Source: `tf.tensor3d` of TensorFlow.js.
 
@@ -212,11 +212,11 @@ def tensor4d(
 
     Args:
         values: A (nested) list of numbers or bools, an array, or a Tensor.
-        shape: The four sizes, if not those of the values.
-        dtype: The dtype; by default that of `tensor`.
+        shape: The four sizes, if they differ from the shape of the values.
+        dtype: The dtype; the same default as `tensor`.
 
     Raises:
-        ShapeError: the values have another rank, or do not fit the shape.
+        ShapeError: the values do not have rank 4, or do not fit the shape.
 
     Source: `tf.tensor4d` of TensorFlow.js.
 
@@ -238,14 +238,14 @@ def asarray(
     device: Any = None,
     copy: bool | None = None,
 ) -> Tensor:
-    """Return a Tensor by the Array API standard's rules: Python ints are integers here.
+    """Return a Tensor by the Array API standard's rules. Python ints become integers.
 
     Args:
         obj: A number, a (nested) list of numbers or bools, an array, or a Tensor.
-        dtype: The dtype; by default that of the values.
-        device: Where the Tensor lies: "cpu" (NumPy data), a device of JAX or PyTorch, or None
-            (where obj lies).
-        copy: False shares the memory of an array instead of copying it; do not write to that
+        dtype: The dtype; by default the dtype of the values.
+        device: The device of the result: "cpu" (NumPy data), a device of JAX or PyTorch, or None
+            (the device of obj).
+        copy: False shares the memory of an array instead of copying it; do not write to the
             array afterwards. None and True copy arrays.
 
     Raises:
@@ -289,15 +289,15 @@ def _take_over(obj: TensorLike, copy: bool | None) -> Tensor:
 
 @public
 def zeros(shape: Shape, *, dtype: DTypeLike | None = None, device: Any = None) -> Tensor:
-    """Return zeros.
+    """Return a Tensor of zeros.
 
     Args:
         shape: The shape, an int or ints.
         dtype: The dtype of the result; the default dtype by default.
-        device: Where the result lies: "cpu" (NumPy data), or a device of JAX or PyTorch.
+        device: The device of the result: "cpu" (NumPy data), or a device of JAX or PyTorch.
 
     Raises:
-        ArgumentError: `shape` is not of ints.
+        ArgumentError: `shape` does not consist of ints.
 
     Source: the Array API standard.
 
@@ -310,15 +310,15 @@ def zeros(shape: Shape, *, dtype: DTypeLike | None = None, device: Any = None) -
 
 @public
 def ones(shape: Shape, *, dtype: DTypeLike | None = None, device: Any = None) -> Tensor:
-    """Return ones.
+    """Return a Tensor of ones.
 
     Args:
         shape: The shape, an int or ints.
         dtype: The dtype of the result; the default dtype by default.
-        device: Where the result lies: "cpu" (NumPy data), or a device of JAX or PyTorch.
+        device: The device of the result: "cpu" (NumPy data), or a device of JAX or PyTorch.
 
     Raises:
-        ArgumentError: `shape` is not of ints.
+        ArgumentError: `shape` does not consist of ints.
 
     Source: the Array API standard.
 
@@ -336,15 +336,15 @@ def _filled(function: str, shape: tuple[int, ...], dtype: np.dtype) -> Tensor:
 
 @public
 def empty(shape: Shape, *, dtype: DTypeLike | None = None, device: Any = None) -> Tensor:
-    """Return a Tensor of a shape, whose values (zeros) are not to be relied on.
+    """Return a Tensor of a shape. Its values are zeros, but programs should not rely on them.
 
     Args:
         shape: The shape, an int or ints.
         dtype: The dtype of the result; the default dtype by default.
-        device: Where the result lies: "cpu" (NumPy data), or a device of JAX or PyTorch.
+        device: The device of the result: "cpu" (NumPy data), or a device of JAX or PyTorch.
 
     Raises:
-        ArgumentError: `shape` is not of ints.
+        ArgumentError: `shape` does not consist of ints.
 
     Source: the Array API standard.
 
@@ -359,17 +359,17 @@ def empty(shape: Shape, *, dtype: DTypeLike | None = None, device: Any = None) -
 def full(
     shape: Shape, fill_value: TensorLike, *, dtype: DTypeLike | None = None, device: Any = None
 ) -> Tensor:
-    """Return a Tensor with one value everywhere.
+    """Return a Tensor filled with one value.
 
     Args:
         shape: The shape, an int or ints.
         fill_value: The value: a number, or a Tensor or array that broadcasts to the shape.
-        dtype: The dtype of the result. By default that of `asarray(fill_value)`: int64 for an int,
-            the default dtype for a float.
-        device: Where the result lies: "cpu" (NumPy data), or a device of JAX or PyTorch.
+        dtype: The dtype of the result; by default the dtype of `asarray(fill_value)`: int64 for
+            an int and the default dtype for a float.
+        device: The device of the result: "cpu" (NumPy data), or a device of JAX or PyTorch.
 
     Raises:
-        ArgumentError: `shape` is not of ints, or `fill_value` is not a number.
+        ArgumentError: `shape` does not consist of ints, or `fill_value` is not a number.
         InvalidValueError: an array does not broadcast to the shape.
 
     Source: the Array API standard.
@@ -397,12 +397,12 @@ def arange(
     """Return evenly spaced values in `[start, stop)`.
 
     Args:
-        start: The first value; with one argument that argument is `stop`, and `start` is 0.
-        stop: The end, which is not among the values.
+        start: The first value. With a single argument, the argument is `stop` and `start` is 0.
+        stop: The end of the range, which is excluded.
         step: The distance between values, which may be negative.
         dtype: The dtype of the result; by default int64 if all arguments are ints, else the
             default dtype.
-        device: Where the result lies: "cpu" (NumPy data), or a device of JAX or PyTorch.
+        device: The device of the result: "cpu" (NumPy data), or a device of JAX or PyTorch.
 
     Returns:
         A Tensor of rank 1.
@@ -422,18 +422,18 @@ def arange(
 def _arange(start: float, stop: float | None, step: float, dtype: DTypeLike | None) -> Tensor:
     start, stop = (0, start) if stop is None else (start, stop)
     if isinstance(step, int | float) and step == 0:
-        raise InvalidValueError("arange: step is 0, expected another number")
+        raise InvalidValueError("arange: step is 0, expected a number other than 0")
     if any(isinstance(v, dims.OPEN) for v in (start, stop, step)):
         kind = np.dtype(int) if dtype is None else as_numpy_dtype(dtype)
         count: Any = stop - start
         y = dispatch.made_in_trace("arange", (start, stop, step), kind, count)
-        assert y is not None  # a symbol of JAX's is met in a trace alone
+        assert y is not None  # symbols of JAX occur only within a trace
         return y
     if all(isinstance(v, int | np.integer) for v in (start, stop, step)):
         values = range(int(start), int(stop), int(step))
         y = None
-        if values and max(map(abs, (values[0], values[-1]))) < 2**31:  # as JAX always holds them
-            under = _count(values[:1], dtype).dtype  # (which refuses what does not fit)
+        if values and max(map(abs, (values[0], values[-1]))) < 2**31:  # JAX always holds these
+            under = _count(values[:1], dtype).dtype  # (raises for values outside of the dtype)
             _count(values[-1:], dtype)
             args = values.start, values.stop, values.step
             y = dispatch.made_in_trace("arange", args, under, len(values))
@@ -442,7 +442,7 @@ def _arange(start: float, stop: float | None, step: float, dtype: DTypeLike | No
 
 
 def _count(values: range, dtype: DTypeLike | None) -> np.ndarray:
-    """A range under a dtype, integers by default."""
+    """Return a range under a dtype, integers by default."""
     dtype = np.dtype(int) if dtype is None else as_numpy_dtype(dtype)
     if not values or numbers.listed([values.start, values.stop]).dtype == np.int64:
         return numbers.under(np.arange(values.start, values.stop, values.step), dtype)
@@ -464,10 +464,10 @@ def linspace(
 
     Args:
         start: The first value.
-        stop: The last value, or with `endpoint=False` the end, which is not among the values.
+        stop: The last value, or with `endpoint=False` the excluded end.
         num: The number of values.
         dtype: The dtype of the result; the default dtype by default.
-        device: Where the result lies: "cpu" (NumPy data), or a device of JAX or PyTorch.
+        device: The device of the result: "cpu" (NumPy data), or a device of JAX or PyTorch.
         endpoint: Whether `stop` is the last value.
 
     Returns:
@@ -505,21 +505,21 @@ def eye(
     dtype: DTypeLike | None = None,
     device: Any = None,
 ) -> Tensor:
-    """Return ones on a diagonal and zeros elsewhere.
+    """Return a matrix with ones on a diagonal and zeros elsewhere.
 
     Args:
         n_rows: The number of rows.
-        n_cols: The number of columns; that of rows by default.
+        n_cols: The number of columns; by default `n_rows`.
         k: The diagonal: 0 for the main one, positive above it, negative below.
         dtype: The dtype of the result; the default dtype by default.
-        device: Where the result lies: "cpu" (NumPy data), or a device of JAX or PyTorch.
+        device: The device of the result: "cpu" (NumPy data), or a device of JAX or PyTorch.
 
     Returns:
         A Tensor of the shape `(n_rows, n_cols)`.
 
     Raises:
         ArgumentError: a size is not an int.
-        ShapeError: a size is negative, or there would be more than 2**48 elements.
+        ShapeError: a size is negative, or the matrix would have more than 2**48 elements.
 
     Source: the Array API standard.
 
@@ -539,11 +539,11 @@ def _default(dtype: DTypeLike | None) -> np.dtype:
 
 @public
 def from_dlpack(x: TensorLike, /, *, device: Any = None, copy: bool | None = None) -> Tensor:
-    """Return a Tensor of an array with `__dlpack__`, whose memory it shares.
+    """Return a Tensor that shares the memory of an array with `__dlpack__`.
 
     Args:
-        x: An array of any library with that protocol.
-        device: Where the result lies: "cpu" (NumPy data), or a device of JAX or PyTorch.
+        x: An array of any library that implements the protocol.
+        device: The device of the result: "cpu" (NumPy data), or a device of JAX or PyTorch.
         copy: True copies the array; False raises where a copy is needed.
 
     Returns:
@@ -580,7 +580,7 @@ gradient("ToDevice")(lambda dy, device, source: _to_device(dy, device=source, so
 
 
 def on_device(t: Tensor, device: Any) -> Tensor:
-    """Return a Tensor on a device; itself, if it lies there or None is given."""
+    """Return a Tensor on a device; the same Tensor if it lies there or `device` is None."""
     if device is None or device == t.device:
         return t
     device = sharding.resolve(device, t._data) if backends.is_array(t._data) else device

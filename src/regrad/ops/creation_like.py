@@ -1,4 +1,4 @@
-"""Zeros, ones and other values of the shape, dtype, library and device of a Tensor."""
+"""Zeros, ones and other values with the shape, dtype, library and device of a Tensor."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from regrad.ops.creation import as_numpy_dtype
 def zeros_like(
     xp, x: TensorLike, /, *, dtype: DTypeLike | None = None, device: Any = None
 ) -> Tensor:
-    """Return zeros of x's shape, in x's library.
+    """Return zeros of x's shape, as data of x's library.
 
     Args:
         dtype: The dtype of the result; x's by default.
-        device: Where the result lies; by default where x lies.
+        device: The device of the result; by default x's device.
 
     Source: the Array API standard.
 
@@ -40,11 +40,11 @@ def zeros_like(
 def ones_like(
     xp, x: TensorLike, /, *, dtype: DTypeLike | None = None, device: Any = None
 ) -> Tensor:
-    """Return ones of x's shape, in x's library.
+    """Return ones of x's shape, as data of x's library.
 
     Args:
         dtype: The dtype of the result; x's by default.
-        device: Where the result lies; by default where x lies.
+        device: The device of the result; by default x's device.
 
     Source: the Array API standard.
 
@@ -58,12 +58,12 @@ def ones_like(
 def full_like(
     xp, x: TensorLike, /, fill_value: complex, *, dtype: DTypeLike | None = None, device: Any = None
 ) -> Tensor:
-    """Return a Tensor of x's shape with one value everywhere, in x's library.
+    """Return a Tensor of x's shape filled with one value, as data of x's library.
 
     Args:
         fill_value: The value, a number.
         dtype: The dtype of the result; x's by default.
-        device: Where the result lies; by default where x lies.
+        device: The device of the result; by default x's device.
 
     Source: the Array API standard.
 
@@ -75,11 +75,11 @@ def full_like(
 
 @public
 def empty_like(x: TensorLike, /, *, dtype: DTypeLike | None = None, device: Any = None) -> Tensor:
-    """Return a Tensor of x's shape, whose values (zeros) are not to be relied on.
+    """Return a Tensor of x's shape. Its values are zeros, but programs should not rely on them.
 
     Args:
         dtype: The dtype of the result; x's by default.
-        device: Where the result lies; by default where x lies.
+        device: The device of the result; by default x's device.
 
     Op type: `ZerosLike`. Source: the Array API standard.
 
@@ -95,14 +95,14 @@ def _filled_like(
     dtype = backends.numpy_dtype(x.dtype) if dtype is None else as_numpy_dtype(dtype)
     value, dtype = fitting(value, dtype), backends.native_dtype(xp, dtype)
     if xp.__name__ == "jax.numpy":
-        y = xp.full_like(x, value, dtype=dtype)  # which lies where x lies
+        y = xp.full_like(x, value, dtype=dtype)  # on x's device
     else:
         y = xp.full(tuple(x.shape), value, dtype=dtype, **backends.placed_like(x))
     return y if device is None else sharding.place(y, sharding.resolve(device, y))
 
 
 def fitting(value: complex, dtype: np.dtype) -> complex:
-    """A number that a kernel may give to its library for a dtype; an integer is checked."""
+    """Return the number that a kernel passes to its library for a dtype. Integers are checked."""
     whole = dtype.kind in "biu" or isinstance(value, int)
     return numbers.under(value, dtype).item() if whole else value
 

@@ -1,4 +1,4 @@
-"""Softmax cross entropy of logits with the numbers of the right classes."""
+"""Softmax cross entropy of logits with integer class labels."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _sparse_softmax_cross_entropy_with_logits(xp, logits: TensorLike, labels: In
         _in_range(xp, labels, logits.shape[-1])
         return _zeros(xp, labels.shape, logits)
     top = _tops(xp, logits, (-1,))
-    # picked from the logits and not from `logits - top`, which XLA would have to write down
+    # picked from the logits, because XLA would have to store `logits - top`
     at_label = _pick(xp, logits, labels[..., None], -1) - top
     return in_single(_log_sums, xp, logits - top) - at_label[..., 0]
 
@@ -35,27 +35,28 @@ def _log_sums(xp: Namespace, below: Array) -> Array:
 @gradient("SparseSoftmaxCrossEntropyWithLogits", "logits")
 def _(dy, logits, labels):
     dy, labels = expand_dims(dy, -1), expand_dims(labels, -1)
-    # (faster than `dy * (softmax(logits) - one_hot)`, on NumPy and by XLA)
+    # (faster than `dy * (softmax(logits) - one_hot)` in NumPy and in XLA)
     return dy * softmax(logits) - scatter_along_axis(dy, labels, logits.shape, axis=-1)
 
 
 @public
 def sparse_softmax_cross_entropy_with_logits(labels: TensorLike, logits: TensorLike) -> Tensor:
-    """Return `-log_softmax(logits)` at the label of each example, the number of its class.
+    """Return `-log_softmax(logits)` at the label (class number) of each example.
 
-    There is no gradient of the labels. Negative labels count from the end, as indices do. JAX,
-    which cannot raise in compiled code, takes the nearest class for a label that is out of range.
-    To weigh and reduce the losses call `losses.sparse_softmax_cross_entropy`.
+    The labels have no gradient. Negative labels count from the end, like indices. Compiled JAX code
+    cannot raise, so it clamps a label that is out of range to the nearest class. To weight and
+    reduce the losses, call `losses.sparse_softmax_cross_entropy`.
 
     Args:
         labels: Integers in `[0, classes)`, shape `(...)`.
-        logits: Numbers, shape `(..., classes)`; the softmax is taken along the last axis.
+        logits: Numbers, shape `(..., classes)`. The softmax runs along the last axis.
 
     Returns:
         A Tensor of the labels' shape and the logits' dtype: one loss for each example.
 
-    Raises ShapeError if labels do not have the shape of logits without the last axis, DTypeError
-    if they are not integers, IndexRangeError if one is out of range (on NumPy and PyTorch).
+    Raises ShapeError if the labels' shape is not the logits' shape without the last axis,
+    DTypeError if the labels are not integers, IndexRangeError if one is out of range (on NumPy
+    and PyTorch).
 
     Op type: `SparseSoftmaxCrossEntropyWithLogits`, with the inputs `logits` and `labels`.
     Source: `tf.nn.sparse_softmax_cross_entropy_with_logits`.
@@ -69,7 +70,7 @@ def sparse_softmax_cross_entropy_with_logits(labels: TensorLike, logits: TensorL
     labels = dispatch.lift(labels, integers=True)
     if is_inexact(labels.dtype):
         raise DTypeError(
-            "sparse_softmax_cross_entropy_with_logits: labels must be integers (the numbers of the "
-            f"classes), got {labels.dtype}; for probabilities call losses.softmax_cross_entropy"
+            "sparse_softmax_cross_entropy_with_logits: labels must be integers (class "
+            f"numbers), got {labels.dtype}; for probabilities call losses.softmax_cross_entropy"
         )
     return _sparse_softmax_cross_entropy_with_logits(logits, labels)

@@ -1,8 +1,8 @@
 """Linear systems, determinants and matrix decompositions, over the last two axes.
 
-The ops behind `regrad.linalg`. The rules pass what they can through the *outputs* (L of
-Cholesky, Q and R, U, S and V), so they cost products and triangular solves, and they are made
-of ops whose own rules are right: derivatives of any order follow. Sources: Giles (2008), "Collected
+The ops behind `regrad.linalg`. Where possible, the rules use the *outputs* (L of Cholesky, Q and R,
+U, S and V), so they cost products and triangular solves. The rules consist of ops that have correct
+rules themselves, so derivatives of any order follow. Sources: Giles (2008), "Collected
 matrix derivative results"; Murray (2016), "Differentiation of the Cholesky decomposition";
 Walter and Lehmann (2018) for QR; Townsend (2016) for the SVD; Golub and Pereyra (1973) for
 the pseudo-inverse.
@@ -41,27 +41,27 @@ def _hermitian(x: Tensor) -> Tensor:
 
 
 def _symmetrized(xp: Namespace, x: Array) -> Array:
-    """The Hermitian part of an array; exactly the array, if it is Hermitian."""
+    """Return the Hermitian part of an array; exactly the array if it is Hermitian."""
     squares(tuple(x.shape))
     return (x + xp.conj(xp.matrix_transpose(x))) / 2
 
 
 def _half_diagonal(x: Tensor) -> Tensor:
-    """x with half its diagonal: a triangle of it and its adjoint make a Hermitian matrix."""
+    """Halve the diagonal of x. A triangle of the result plus its adjoint is a Hermitian matrix."""
     return x - 0.5 * diag(diagonal(x))
 
 
 def _matrix(x: Tensor) -> Tensor:
-    """One number per matrix, to be multiplied with the matrices."""
+    """Reshape one number per matrix so that it multiplies the matrices."""
     return expand_dims(x, (-2, -1))
 
 
 @op("QuotientOrZero", elementwise=True)
 def _quotient(xp, a: TensorLike, b: TensorLike, /) -> Tensor:
-    """`a / b`, and 0 where a is 0: `xdivy`, but that the gradient by a is `1 / b` everywhere.
+    """Return `a / b`, and 0 where a is 0. Unlike `xdivy`, a has the gradient `1 / b` everywhere.
 
     Where eigenvalues coincide, the gradient of the eigenvectors does not exist and becomes
-    infinite or NaN here; but it stays 0 where no gradient arrives at the eigenvectors.
+    infinite or NaN here. It stays 0 where no gradient arrives at the eigenvectors.
     """
     zero = a == 0
     return xp.where(zero, a, a / xp.where(zero, xp.ones_like(b), b))
@@ -101,7 +101,7 @@ gradient("MatrixInverse")(lambda dy, y: -matmul(y, matmul(dy, y, False, True), T
 
 @op("MatrixSolve", broadcasts=True, to_float=True)
 def solve(xp, a: TensorLike, b: TensorLike, /, *, transpose: bool = False) -> Tensor:
-    """The y with `a @ y = b` (or `matrix_transpose(a) @ y = b`)."""
+    """Return the y with `a @ y = b` (or `matrix_transpose(a) @ y = b`)."""
     return xp.linalg.solve(xp.matrix_transpose(a) if transpose else a, b)
 
 
@@ -118,7 +118,7 @@ gradient("MatrixSolve", "b")(lambda dy, a, transpose: solve(a, dy, transpose=not
 def triangular_solve(
     xp, a: TensorLike, b: TensorLike, /, *, lower: bool = True, transpose: bool = False
 ) -> Tensor:
-    """As `solve`; only the lower (or upper) triangle of a is read."""
+    """Solve like `solve`, but read only the lower (or upper) triangle of a."""
     if xp.__name__ == "jax.numpy":
         return _jax_triangular_solve(xp, a, b, lower, transpose)
     a, lower = (xp.matrix_transpose(a), not lower) if transpose else (a, lower)
@@ -128,12 +128,12 @@ def triangular_solve(
 
 
 def _scipy_triangular_solve(a: Array, b: Array, lower: bool) -> Any:
-    if a.ndim > 2 or b.ndim > 2 or not b.size:  # SciPy takes a single system
+    if a.ndim > 2 or b.ndim > 2 or not b.size:  # SciPy only solves a single system
         return np.linalg.solve(np.tril(a) if lower else np.triu(a), b)
     import scipy.linalg
 
     y = scipy.linalg.solve_triangular(a, b, lower=lower, check_finite=False)
-    return y.astype(b.dtype, copy=False)  # SciPy answers halves in single precision
+    return y.astype(b.dtype, copy=False)  # SciPy returns single precision for halves
 
 
 def _jax_triangular_solve(xp: Namespace, a: Array, b: Array, lower: bool, transpose: bool) -> Array:
@@ -157,17 +157,17 @@ def _(dy, a, lower, transpose):
 
 
 # -- determinants ----------------------------------------------------------------------------------
-# The determinant is a polynomial, but the usual rule det(x) * inv(x).T fails for singular
-# matrices. The SVD has the same matrix, of cofactors, for all of them, and the next
-# derivative too.
+# The determinant is a polynomial, but the usual rule, det(x) * inv(x).T, fails for singular
+# matrices. The SVD yields the same matrix of cofactors for all matrices, and also the next
+# derivative.
 
 
 @op("MatrixDeterminant", to_float=True)
 def det(xp, x: TensorLike, /) -> Tensor:
     """Return the determinant of square matrices.
 
-    First and second derivatives are right for every matrix, singular ones included; higher
-    ones need an inverse. Use `slogdet` for large matrices, whose determinants overflow.
+    First and second derivatives are correct for every matrix, including singular ones. Higher
+    derivatives need an inverse. Use `slogdet` for large matrices, whose determinants overflow.
 
     Returns:
         A Tensor of x's shape without the last two axes, and of x's dtype.
@@ -190,7 +190,7 @@ gradient("MatrixDeterminant")(lambda dy, x: _matrix(dy) * _cofactors(x))
 
 @op("MatrixCofactors")
 def _cofactors(xp, x: TensorLike, /) -> Tensor:
-    """The derivative of the determinant: `det(x) * inv(x).T` for regular matrices."""
+    """Return the derivative of the determinant: `det(x) * inv(x).T` for regular matrices."""
     u, s, vh, sign = _svd_and_sign(xp, x)
     before, after = _products_around(xp, s)
     return sign * (u * (before * after)[..., None, :]) @ vh
@@ -201,7 +201,7 @@ gradient("MatrixCofactors")(lambda dy, x: _cofactors_change(dy, x))
 
 @op("MatrixCofactorsChange")
 def _cofactors_change(xp, a: TensorLike, x: TensorLike, /) -> Tensor:
-    """The second derivative of the determinant, in the direction a."""
+    """Return the second derivative of the determinant, in the direction a."""
     u, s, vh, sign = _svd_and_sign(xp, x)
     a = xp.matrix_transpose(u) @ a @ xp.matrix_transpose(vh)
     others = _products_without_pairs(xp, s)
@@ -228,14 +228,14 @@ def _(dy, a, x):
 
 
 def _svd_and_sign(xp: Namespace, x: Array) -> Array:
-    """conj(u), s, conj(vh) of the SVD, and the determinant of u @ vh."""
+    """Return conj(u), s and conj(vh) of the SVD, and the determinant of u @ vh."""
     u, s, vh = xp.linalg.svd(x, full_matrices=False)
     sign = xp.linalg.det(u) * xp.linalg.det(vh)
     return xp.conj(u), s, xp.conj(vh), sign[..., None, None]
 
 
 def _products_around(xp: Namespace, s: Array) -> tuple[Any, Any]:
-    """For each of the numbers, the product of those before it and of those after it."""
+    """Return, for each number, the products of all numbers before it and of all after it."""
 
     def before(s: Array) -> Any:
         return xp.cumulative_prod(s, axis=-1, include_initial=True)[..., :-1]
@@ -244,7 +244,7 @@ def _products_around(xp: Namespace, s: Array) -> tuple[Any, Any]:
 
 
 def _products_without_pairs(xp: Namespace, s: Array) -> Array:
-    """At (i, j) the product of all numbers but the i-th and the j-th; 0 on the diagonal."""
+    """Return at (i, j) the product of all numbers but the i-th and the j-th; 0 if i equals j."""
     ones = xp.ones_like(s[..., None] * s[..., None, :])
     later = xp.triu(ones * s[..., None, :], k=1) + xp.tril(ones)
     before, after = _products_around(xp, s)
@@ -255,7 +255,7 @@ def _products_without_pairs(xp: Namespace, s: Array) -> Array:
 
 @op("LogMatrixDeterminant", to_float=True, holomorphic=False)
 def slogdet(xp, x: TensorLike, /) -> tuple[Tensor, Tensor]:
-    """The sign (phase) of the determinant and the logarithm of its size."""
+    """Return the sign (phase) of the determinant and the logarithm of its absolute value."""
     squares(tuple(x.shape))
     return tuple(xp.linalg.slogdet(x))
 
@@ -263,7 +263,7 @@ def slogdet(xp, x: TensorLike, /) -> tuple[Tensor, Tensor]:
 @gradient("LogMatrixDeterminant")
 def _(dy, x, y):
     dsign, dlog = dy
-    if x.dtype.kind == "c":  # the phase turns with the imaginary part of log(det(x))
+    if x.dtype.kind == "c":  # the phase is the imaginary part of log(det(x))
         dlog = dlog - 1j * imag(conj(dsign) * y[0])
     return _matrix(dlog) * _adjoint(inv(x))
 
@@ -275,8 +275,8 @@ def _(dy, x, y):
 def expm(xp, x: TensorLike, /) -> Tensor:
     """Return the exponential of square matrices, `I + x + x @ x / 2 + …`.
 
-    It is computed by scaling, Padé approximants and squaring, as SciPy, JAX and PyTorch do each
-    for its arrays. The gradient is a block of the exponential of a matrix of twice the size, so
+    The algorithm is scaling, Padé approximants and squaring, by SciPy, JAX or PyTorch for their
+    arrays. The gradient is a block of the exponential of a matrix of twice the size, so
     derivatives of any order are as accurate as the value.
 
     Args:
@@ -300,7 +300,10 @@ def expm(xp, x: TensorLike, /) -> Tensor:
 
 
 def _exponential(xp: Namespace, x: Array) -> Array:
-    """The exponential in single precision at least: SciPy has no halves, and PyTorch's are NaN."""
+    """Compute the exponential in at least single precision.
+
+    SciPy does not support half precision, and PyTorch returns NaN for it.
+    """
     wide = xp.astype(x, xp.float32) if x.dtype.itemsize == 2 else x
     if xp is np:
         import scipy.linalg
@@ -320,7 +323,7 @@ gradient("MatrixExponential")(lambda dy, x: _expm_change(dy, matrix_transpose(x)
 
 @op("MatrixExponentialChange")
 def _expm_change(xp, a: TensorLike, x: TensorLike, /) -> Tensor:
-    """The derivative of the exponential at x in the direction a (of Fréchet)."""
+    """Return the Fréchet derivative of the exponential at x in the direction a."""
     n = x.shape[-1]
     rows = xp.concat([x, a], axis=-1), xp.concat([xp.zeros_like(a), x], axis=-1)
     return _exponential(xp, xp.concat(rows, axis=-2))[..., :n, n:]
@@ -347,7 +350,7 @@ def _blocks(a: Tensor, b: Tensor, c: Tensor, d: Tensor) -> Tensor:
 
 @op("Cholesky", to_float=True, holomorphic=False)
 def cholesky(xp, x: TensorLike, /) -> Tensor:
-    """The lower triangle y with `y @ adjoint(y)` equal to the Hermitian part of x."""
+    """Return the lower triangle y with `y @ adjoint(y)` equal to the Hermitian part of x."""
     return xp.linalg.cholesky(_symmetrized(xp, x))
 
 
@@ -360,7 +363,7 @@ def _(dy, y):
 
 @op("Qr", to_float=True, holomorphic=False)
 def qr(xp, x: TensorLike, /, *, mode: str) -> tuple[Tensor, Tensor]:
-    """Orthonormal columns and an upper triangle."""
+    """Return orthonormal columns and an upper triangle."""
     matrices("qr", tuple(x.shape))
     return tuple(xp.linalg.qr(x, mode=mode))
 
@@ -389,16 +392,16 @@ def _pinv(xp, x: TensorLike, rtol: TensorLike | None = None, /) -> Tensor:
 
 @public
 def pinv(x: TensorLike, /, *, rtol: TensorLike | None = None) -> Tensor:
-    """Return the pseudo-inverse (Moore and Penrose) of matrices, by the SVD.
+    """Return the Moore-Penrose pseudo-inverse of matrices, by the SVD.
 
-    The gradient holds where the rank does not change.
+    The gradient is valid where the rank does not change.
 
     Args:
-        rtol: Singular values up to `rtol` times the largest count as 0; by default the larger side
-            times the dtype's epsilon. A Tensor holds one for each matrix of a stack.
+        rtol: Singular values up to `rtol` times the largest are treated as 0. The default is the
+            larger side times the dtype's epsilon. A Tensor holds one value per matrix of a stack.
 
     Returns:
-        A Tensor of the shape `(..., n, m)` for x of `(..., m, n)`, and of x's dtype.
+        A Tensor of x's dtype and of shape `(..., n, m)`, for x of shape `(..., m, n)`.
 
     Raises:
         MatrixError: x has fewer than two axes.
@@ -433,14 +436,14 @@ def _matrix_rank(xp, x: TensorLike, rtol: TensorLike | None = None, /) -> Tensor
 
 @public
 def matrix_rank(x: TensorLike, /, *, rtol: TensorLike | None = None) -> Tensor:
-    """Return the number of singular values above `rtol` times the largest.
+    """Return the number of singular values above `rtol` times the largest one.
 
     Args:
-        rtol: A number, or a Tensor of one for each matrix of a stack; by default the larger side
-            times the dtype's epsilon.
+        rtol: A number, or a Tensor with one number per matrix of a stack. The default is the larger
+            side times the dtype's epsilon.
 
     Returns:
-        A Tensor of integers, of x's shape without the last two axes. It has no gradient.
+        A Tensor of integers, of x's shape without the last two axes. The result has no gradient.
 
     Raises:
         MatrixError: x has fewer than two axes.
@@ -457,5 +460,5 @@ not_differentiable("MatrixRank")
 
 
 def _default_rtol(x: Tensor) -> float:
-    """The rounding of a decomposition, relative to the largest singular value."""
+    """Return the rounding error of a decomposition, relative to the largest singular value."""
     return max(x.shape[-2:]) * float(np.finfo(backends.numpy_dtype(x.dtype)).eps)

@@ -1,4 +1,4 @@
-"""Dtypes and constants, and the standard's questions about dtypes."""
+"""Dtypes and constants, and the Array API standard's functions that inspect dtypes."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def finfo(type: TensorLike | DTypeLike, /) -> FloatLimits:
         type: A dtype or a Tensor. A complex dtype has the limits of its parts.
 
     Raises:
-        InvalidValueError: it is not a dtype of floats.
+        InvalidValueError: `type` is not a float dtype.
 
     Source: the Array API standard.
 
@@ -91,7 +91,7 @@ def iinfo(type: TensorLike | DTypeLike, /) -> np.iinfo:
         type: A dtype or a Tensor.
 
     Raises:
-        InvalidValueError: it is not a dtype of integers.
+        InvalidValueError: `type` is not an integer dtype.
 
     Source: the Array API standard.
 
@@ -112,7 +112,7 @@ def isdtype(dtype: DTypeLike, kind: DTypeLike | tuple[DTypeLike, ...]) -> builti
             "complex floating" or "numeric"; a dtype; or a tuple of these.
 
     Raises:
-        ArgumentError: another kind.
+        ArgumentError: `kind` is not one of these.
 
     Source: the Array API standard.
 
@@ -136,13 +136,15 @@ def codes_of(kind: Any, api: str) -> str:
 
 @public
 def result_type(*arrays_and_dtypes: TensorLike | DTypeLike) -> np.dtype:
-    """Return the dtype of an expression of Tensors, dtypes and Python numbers (which are weak).
+    """Return the dtype of an expression of Tensors, dtypes and Python numbers.
+
+    Python numbers are weakly typed.
 
     Args:
         *arrays_and_dtypes: Tensors, arrays, dtypes and numbers.
 
     Raises:
-        DTypeError: an argument is none of these.
+        DTypeError: an argument is not a Tensor, an array, a dtype or a number.
 
     Source: the Array API standard.
 
@@ -157,7 +159,7 @@ def result_type(*arrays_and_dtypes: TensorLike | DTypeLike) -> np.dtype:
 
 @public
 def can_cast(from_: TensorLike | DTypeLike, to: DTypeLike, /) -> builtins.bool:
-    """Return whether the standard's promotion rules lead from one dtype to another.
+    """Return whether the standard's promotion rules allow a cast from one dtype to another.
 
     Args:
         from_: A dtype or a Tensor.

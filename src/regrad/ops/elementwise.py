@@ -100,7 +100,7 @@ def _expm1(xp: Namespace, x: Array) -> Any:
     y = xp.expm1(x)
     if not backends.is_complex(x):
         return y
-    # where x is not finite the libraries lose what the standard says is known
+    # for x that is not finite, the libraries lose parts that the standard defines
     y = xp.where(xp.isfinite(x), y, xp.exp(x) - 1)
     size, any_angle = xp.real(x), ~xp.isfinite(xp.imag(x))
     y = xp.where((size == -math.inf) & any_angle, xp.full_like(x, -1), y)
@@ -181,7 +181,7 @@ def tan(x):
 
 @row("Asin", lambda dy, x: dy / sqrt((1 - x) * (1 + x)), to_float=True)
 def asin(x):
-    """Return the inverse sine, in [-π/2, π/2] radians; NaN for real x outside [-1, 1].
+    """Return the inverse sine in radians, in [-π/2, π/2]; NaN for real x outside [-1, 1].
 
     >>> rg.asin([0.0, 1.0])
     Tensor([0.       , 1.5707964], dtype=float32)
@@ -190,7 +190,7 @@ def asin(x):
 
 @row("Acos", lambda dy, x: -dy / sqrt((1 - x) * (1 + x)), to_float=True)
 def acos(x):
-    """Return the inverse cosine, in [0, π] radians; NaN for real x outside [-1, 1].
+    """Return the inverse cosine in radians, in [0, π]; NaN for real x outside [-1, 1].
 
     >>> rg.acos([0.0, 1.0])
     Tensor([1.5707964, 0.       ], dtype=float32)
@@ -199,7 +199,7 @@ def acos(x):
 
 @row("Atan", lambda dy, x: dy / (1 + square(x)), to_float=True)
 def atan(x):
-    """Return the inverse tangent, in [-π/2, π/2] radians.
+    """Return the inverse tangent in radians, in [-π/2, π/2].
 
     >>> rg.atan([0.0, 1.0])
     Tensor([0.       , 0.7853982], dtype=float32)
@@ -361,7 +361,7 @@ OPS["Sign"].rule.flat = True
 
 @row("Ceil", real=True)
 def ceil(x):
-    """Return the least integer that is not below x. The gradient is 0.
+    """Return the smallest integer that is not less than x. The gradient is 0.
 
     >>> rg.ceil([1.2, -1.2])
     Tensor([ 2., -1.], dtype=float32)
@@ -370,7 +370,7 @@ def ceil(x):
 
 @row("Floor", real=True)
 def floor(x):
-    """Return the greatest integer that is not above x. The gradient is 0.
+    """Return the largest integer that is not greater than x. The gradient is 0.
 
     >>> rg.floor([1.2, -1.2])
     Tensor([ 1., -2.], dtype=float32)
@@ -379,7 +379,7 @@ def floor(x):
 
 @row("Round")
 def round(x):
-    """Return the nearest integer, and of two that are equally near the even one.
+    """Return the nearest integer; ties go to the even one.
 
     The gradient is 0.
 
@@ -390,7 +390,7 @@ def round(x):
 
 @row("Trunc", real=True)
 def trunc(x):
-    """Return x without its fraction. The gradient is 0.
+    """Return x without its fractional part. The gradient is 0.
 
     >>> rg.trunc([1.7, -1.7])
     Tensor([ 1., -1.], dtype=float32)

@@ -1,9 +1,9 @@
 """Discrete Fourier transforms: complex to complex, real to half a spectrum, and back.
 
-All are linear. The complex ones are symmetric matrices, so each is its own rule. `RFFT` and
-`IRFFT` are each other's rule but for the elements that half a spectrum leaves out:
-`HermitianWeights` counts those. `ResizeAxis` trims an axis or pads it with zeros, and is its own
-adjoint. The public functions are in `regrad.fft`.
+All are linear. The matrices of the complex transforms are symmetric, so each transform is its own
+rule. `RFFT` and `IRFFT` are each other's rules, except for the elements that half a spectrum
+leaves out; `HermitianWeights` accounts for those. `ResizeAxis` trims an axis or pads it with zeros,
+and is its own adjoint. The public functions are in `regrad.fft`.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from regrad.core.registry import gradient
 from regrad.core.tensor import Tensor
 from regrad.ops.casting import real
 
-# The scale of the adjoint is that of the transform itself; by its name for the other direction:
+# The adjoint has the scale of the transform. This maps it to the name for the opposite direction.
 OTHER_WAY = {"backward": "forward", "ortho": "ortho", "forward": "backward"}
 
 
 @op("ResizeAxis")
 def resize_axis(xp, x: TensorLike, /, *, n: int, axis: int) -> Tensor:
-    """x with n elements along an axis: the first n, or all and zeros after them."""
+    """Resize an axis to n elements: keep the first n, or append zeros."""
     more = n - x.shape[axis]
     if more <= 0:
         return x[(slice(None),) * axis + (slice(0, n),)]
@@ -38,7 +38,7 @@ gradient("ResizeAxis")(lambda dy, x_shape, axis: resize_axis(dy, n=x_shape[axis]
 
 @op("FFT")
 def fft(xp, x: TensorLike, /, *, axes: Sequence[int], norm: str) -> Tensor:
-    """The transform of complex numbers along axes."""
+    """Return the transform of complex numbers along axes."""
     return xp.fft.fftn(x, axes=axes, norm=norm)
 
 
@@ -47,7 +47,7 @@ gradient("FFT")(lambda dy, axes, norm: fft(dy, axes=axes, norm=norm))
 
 @op("IFFT")
 def ifft(xp, x: TensorLike, /, *, axes: Sequence[int], norm: str) -> Tensor:
-    """The inverse transform of complex numbers along axes."""
+    """Return the inverse transform of complex numbers along axes."""
     return xp.fft.ifftn(x, axes=axes, norm=norm)
 
 
@@ -56,7 +56,7 @@ gradient("IFFT")(lambda dy, axes, norm: ifft(dy, axes=axes, norm=norm))
 
 @op("RFFT", holomorphic=False)
 def rfft(xp, x: TensorLike, /, *, axis: int, norm: str) -> Tensor:
-    """The transform of real numbers along an axis, without the half that is its mirror image."""
+    """Return the transform of real numbers along an axis, without the redundant half."""
     return xp.fft.rfft(x, axis=axis, norm=norm)
 
 
@@ -68,7 +68,7 @@ def _(dy, x_shape, axis, norm):
 
 @op("IRFFT", holomorphic=False)
 def irfft(xp, x: TensorLike, /, *, n: int, axis: int, norm: str) -> Tensor:
-    """The n real numbers whose `rfft` along an axis is x, which has `n // 2 + 1` elements there."""
+    """Return the n real numbers whose `rfft` along an axis is x (`n // 2 + 1` elements)."""
     return xp.fft.irfft(x, n=n, axis=axis, norm=norm)
 
 
@@ -79,7 +79,7 @@ def _(dy, n, axis, norm):
 
 @op("HermitianWeights")
 def _weigh(xp, x: TensorLike, /, *, n: int, axis: int) -> Tensor:
-    """x times how often each of its elements is in a whole spectrum of n."""
+    """Multiply each element of x by its number of occurrences in a full spectrum of size n."""
     count = np.full(n // 2 + 1, 2)
     count[0] = 1
     if n % 2 == 0:

@@ -1,4 +1,4 @@
-"""`x[...]`, and x with other values there, by the ops of slicing and indexing."""
+"""Indexing: `x[...]`, `at_set` and `at_add`, in terms of the ops of slicing and indexing."""
 
 from __future__ import annotations
 
@@ -31,20 +31,20 @@ from regrad.ops.slicing import (
 
 
 class _IndexPlan(NamedTuple):
-    """An index in two steps: a basic one, then integer Tensors along some axes of its result."""
+    """An index in two steps: a basic index, then integer Tensors along some axes of its result."""
 
     basic: Basic
-    trivial: bool  # the basic step changes nothing
+    trivial: bool  # whether the basic step changes nothing
     arrays: list[Tensor]
     axes: list[int]  # of the basic step's result, one per array
-    place: int  # where the arrays' common axes stand in the result
+    place: int  # the position of the arrays' common axes in the result
 
 
 Index: TypeAlias = TensorLike | builtins.slice | EllipsisType | tuple[Any, ...] | None
 
 
 def _plan_index(index: Index, shape: tuple[int, ...]) -> _IndexPlan:
-    """An index as NumPy reads it."""
+    """Interpret an index by NumPy's rules."""
     entries = _expand([_entry(e) for e in (index if isinstance(index, tuple) else (index,))], shape)
     some = any(isinstance(e, Tensor) for e in entries)
     basic: list[Any] = []
@@ -54,7 +54,7 @@ def _plan_index(index: Index, shape: tuple[int, ...]) -> _IndexPlan:
     axis = out = 0
     for number, e in enumerate(entries):
         if some and isinstance(e, Tensor | int):
-            advanced.append((number, out))  # with arrays, NumPy counts ints as arrays
+            advanced.append((number, out))  # next to arrays, NumPy treats ints as arrays
         if e is None:
             basic.append(None)
             out += 1
@@ -80,7 +80,7 @@ def _plan_index(index: Index, shape: tuple[int, ...]) -> _IndexPlan:
 
 
 def _is_whole(entry: Any, n: Any) -> bool:
-    """Return whether an entry of a basic index is all of an axis."""
+    """Return whether an entry of a basic index selects a whole axis."""
     if type(entry) is not tuple:
         return False
     first, count, step = entry
@@ -89,38 +89,38 @@ def _is_whole(entry: Any, n: Any) -> bool:
 
 
 def _entry(e: Any) -> Any:
-    """One entry of an index: an int, a slice, None, `...`, or a Tensor of integers or bools."""
+    """Return one entry of an index: an int, a slice, None, `...`, or a Tensor (ints or bools)."""
     if e is None or e is ... or type(e) is int or isinstance(e, builtins.slice):
         return e
     if isinstance(e, int | np.integer) and not isinstance(e, bool):
         return int(e)
     if isinstance(e, str):
-        raise ArgumentError(f"x[...]: an index is made of integers, slices and masks, got {e!r}")
+        raise ArgumentError(f"x[...]: an index consists of integers, slices and masks, got {e!r}")
     e = dispatch.lift(e, integers=not isinstance(e, float))
     if is_inexact(e.dtype):
         raise DTypeError(
-            f"x[...]: an index is made of integers, slices and masks, got {kind(e)}. Convert it "
+            f"x[...]: an index consists of integers, slices and masks, got {kind(e)}. Convert it "
             "with astype(index, rg.int64)."
         )
     return e
 
 
 def _span(e: Any) -> int:
-    """The number of axes that an entry indexes."""
+    """Return the number of axes that an entry indexes."""
     if e is None:
         return 0
     return e.ndim if isinstance(e, Tensor) and e.dtype.kind == "b" else 1
 
 
 def _expand(entries: list[Any], shape: tuple[int, ...]) -> list[Any]:
-    """The entries with full slices for `...` and for the axes left out."""
+    """Replace `...` and missing trailing entries by full slices."""
     dots = [i for i, e in enumerate(entries) if e is ...]
     missing = len(shape) - sum(_span(e) for e in entries if e is not ...)
     if len(dots) > 1 or missing < 0:
         raise IndexRangeError(
             f"x[...]: too many indices for the shape {shape}"
             if missing < 0
-            else "x[...]: an index can have one '...' only"
+            else "x[...]: an index can contain only one '...'"
         )
     at = dots[0] if dots else len(entries)
     return [*entries[:at], *[builtins.slice(None)] * missing, *entries[at + 1 :]]
@@ -128,7 +128,7 @@ def _expand(entries: list[Any], shape: tuple[int, ...]) -> list[Any]:
 
 def _check_int(i: int, axis: int, shape: tuple[int, ...]) -> int:
     n = shape[axis]
-    if isinstance(n, dims.OPEN):  # the kernel sees whether it is in range
+    if isinstance(n, dims.OPEN):  # the kernel checks the range
         return i if i >= 0 else n + i
     if not -n <= i < n:
         raise IndexRangeError(
@@ -138,37 +138,37 @@ def _check_int(i: int, axis: int, shape: tuple[int, ...]) -> int:
 
 
 def _nonzero_of_mask(mask: Tensor, axis: int, shape: tuple[int, ...]) -> list[Tensor]:
-    """A mask as one vector of indices per axis (for a mask of rank 0: along a new axis)."""
+    """Return a mask as one vector of indices per axis. A mask of rank 0 indexes a new axis."""
     sizes = shape[axis : axis + mask.ndim]
     fits = len(sizes) == mask.ndim and all(
         m in (n, 0) for m, n in zip(mask.shape, sizes, strict=True)
     )
-    if not fits:  # (the standard lets a mask be empty along any axis)
+    if not fits:  # (the standard allows an empty mask along any axis)
         raise IndexRangeError(
-            f"x[...]: a mask of shape {mask.shape} does not fit the axes from {axis} on of the "
+            f"x[...]: a mask of shape {mask.shape} does not fit the axes starting at {axis} of the "
             f"shape {shape}"
         )
     return [wrap(ids) for ids in np.nonzero(np.atleast_1d(_read_known(mask, "a mask in x[...]")))]
 
 
 def _read_known(x: Tensor, what: str) -> np.ndarray:
-    """The values of a Tensor, which must be there now."""
+    """Return the values of a Tensor, which must be known."""
     try:
         return x.numpy()
-    except TypeError as error:  # JAX's way to say that it is tracing
+    except TypeError as error:  # JAX raises it for a traced array
         raise ArgumentError(
-            f"{what} decides the shape of the result, so its values must be known, and under jit "
-            "they are not. Use where(mask, x, 0), which keeps the shape."
+            f"{what} decides the shape of the result, so its values must be known. Under jit they "
+            "are not known. Use where(mask, x, 0), which keeps the shape."
         ) from error
 
 
 @deferrable
 def getitem(x: TensorLike, index: Index, /) -> Tensor:
-    """`x[index]`, by NumPy's rules.
+    """Return `x[index]`, by NumPy's rules.
 
-    An index is made of ints, slices (with any step), `None`, `...`, integer arrays, lists or
-    Tensors, and boolean masks. Gradients of elements that are picked repeatedly add up. A mask's
-    values must be known: under jit use `where`.
+    An index consists of ints, slices (with any step), `None`, `...`, integer arrays, lists or
+    Tensors, and boolean masks. Gradients of elements that are selected repeatedly add up. The
+    values of a mask must be known; under jit, use `where`.
 
     Raises IndexError (also a RegradError) for an int out of range, and DTypeError for floats.
 
@@ -187,26 +187,26 @@ def getitem(x: TensorLike, index: Index, /) -> Tensor:
 
 
 def _vectors(plan: _IndexPlan) -> Tensor:
-    """The index arrays as index vectors."""
+    """Combine the index arrays into index vectors."""
     arrays = [astype(a, np.int64) if a.dtype == np.uint64 else a for a in plan.arrays]
     return stack(broadcast_arrays(*arrays), axis=-1)
 
 
 def _block(x: Tensor, block: int, count: int, to: int) -> Tensor:
-    """x with the `count` axes from `block` on moved to `to`."""
+    """Move the `count` axes that start at `block` to position `to`."""
     if block == to or count == 0:
         return x
     return permute_dims(x, shifted_shape(range(x.ndim), block, count, to))
 
 
 def _leading(x: Tensor, plan: _IndexPlan) -> Tensor:
-    """The basic step's result with the axes that arrays index in front."""
+    """Move the axes that arrays index to the front of the basic step's result."""
     order = _order(x.ndim, plan)
     return x if order == list(range(x.ndim)) else permute_dims(x, tuple(order))
 
 
 def _in_place(x: Tensor, plan: _IndexPlan) -> Tensor:
-    """Return the result of `_leading` with its axes where they were."""
+    """Move the axes of a result of `_leading` back to their positions."""
     order = _order(x.ndim, plan)
     if order == list(range(x.ndim)):
         return x
@@ -222,13 +222,13 @@ def _order(ndim: int, plan: _IndexPlan) -> list[int]:
 
 @deferrable
 def at_set(x: TensorLike, index: Index, y: TensorLike, /) -> Tensor:
-    """Return x with y in the place of `x[index]`: `x[index] = y` as a function.
+    """Return x with `x[index]` replaced by y: `x[index] = y` as a function.
 
-    Where the index names a place repeatedly the last one counts, in every library, and only that
-    one has a gradient.
+    Where the index contains a position repeatedly, every library uses the last value, and only
+    the last value has a gradient.
 
     Args:
-        index: As in `x[index]`; a mask with a single number y needs no known values.
+        index: As in `x[index]`. A mask together with a single number y also works under jit.
         y: The new values, which broadcast to `x[index]`.
 
     Returns:
@@ -237,7 +237,7 @@ def at_set(x: TensorLike, index: Index, y: TensorLike, /) -> Tensor:
     Raises:
         IndexRangeError: an int is out of range (on NumPy and PyTorch).
         ShapeError: y does not broadcast to `x[index]`.
-        DTypeError: the index is of floats.
+        DTypeError: the index has a float dtype.
 
     Op types: `TensorStridedSliceUpdate` for ints and slices, `TensorScatterUpdate` for arrays,
     `SelectV2` for a mask and a single number. Source: `jax.numpy.ndarray.at`.
@@ -262,11 +262,11 @@ def at_set(x: TensorLike, index: Index, y: TensorLike, /) -> Tensor:
 
 @deferrable
 def at_add(x: TensorLike, index: Index, y: TensorLike, /) -> Tensor:
-    """Return x with y added to `x[index]`. Repeated indices add up, unlike in `x[index] += y`.
+    """Return x with y added to `x[index]`. Unlike in `x[index] += y`, repeated indices add up.
 
     Args:
         index: As in `x[index]`.
-        y: What is added, which broadcasts to `x[index]`.
+        y: The values to add, which broadcast to `x[index]`.
 
     Returns:
         A Tensor of x's shape and dtype.
@@ -274,9 +274,9 @@ def at_add(x: TensorLike, index: Index, y: TensorLike, /) -> Tensor:
     Raises:
         IndexRangeError: an int is out of range (on NumPy and PyTorch).
         ShapeError: y does not broadcast to `x[index]`.
-        DTypeError: the index is of floats.
+        DTypeError: the index has a float dtype.
 
-    A composition of `AddV2` with `StridedSliceGrad` and `ScatterNd`, which place y in zeros.
+    A composition of `AddV2` with `StridedSliceGrad` or `ScatterNd`, which scatter y into zeros.
     Source: `jax.numpy.ndarray.at`.
 
     >>> rg.at_add(rg.tensor([1.0, 2.0, 3.0]), [0, 2, 0], 10).print()
@@ -299,7 +299,7 @@ def at_add(x: TensorLike, index: Index, y: TensorLike, /) -> Tensor:
 
 
 def _with_value(name: str, x: TensorLike, y: TensorLike) -> tuple[Tensor, Tensor]:
-    """x, and y under x's dtype."""
+    """Return x, and y cast to x's dtype."""
     x = dispatch.lift(x)
     y = y if dispatch.is_plain(y) else dispatch.lift(y)
     _check_kind(name, "y", y, x)
@@ -307,7 +307,7 @@ def _with_value(name: str, x: TensorLike, y: TensorLike) -> tuple[Tensor, Tensor
 
 
 def _lone_mask(index: Index, shape: tuple[int, ...]) -> Tensor | None:
-    """The mask, if the index is a mask of x's leading axes and nothing else."""
+    """Return the mask if the index consists only of a mask of x's leading axes, else None."""
     if isinstance(index, tuple | int | builtins.slice) or index is None or index is ...:
         return None
     mask = _entry(index)
@@ -317,7 +317,7 @@ def _lone_mask(index: Index, shape: tuple[int, ...]) -> Tensor | None:
 
 
 def _updates(name: str, y: Tensor, lines: tuple[int, ...], ids: Tensor, plan: _IndexPlan) -> Tensor:
-    """y, broadcast to `x[index]`, with the arrays' common axes in front."""
+    """Broadcast y to `x[index]` and move the arrays' common axes to the front."""
     *batch, depth = ids.shape
     shape = shifted_shape((*batch, *lines[depth:]), 0, len(batch), plan.place)
     return _block(_fit(name, y, shape), plan.place, len(batch), 0)
@@ -328,5 +328,5 @@ def _fit(name: str, y: Tensor, shape: tuple[int, ...]) -> Tensor:
         return y
     tail = shape[max(len(shape) - y.ndim, 0) :]
     if y.ndim > len(shape) or any(s not in (1, n) for s, n in zip(y.shape, tail, strict=True)):
-        raise ShapeError(f"{name}: y has the shape {y.shape}, and x[index] has {shape}")
+        raise ShapeError(f"{name}: y has the shape {y.shape}, but x[index] has {shape}")
     return broadcast_to(y, shape)

@@ -1,4 +1,4 @@
-"""Grey-scale dilation, resizing, and space to batch. Images are NHWC."""
+"""Grayscale dilation, resizing, and space to batch. Images are NHWC."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from regrad.ops.windows import Ints, Padding, Pairs, Sizes, Windows, over_window
 from regrad.shapes.images import cells_of, check_dilation, cropped_sizes
 
 # -- dilation ------------------------------------------------------------------------------------
-# The gradients are linear once it is known which tap of each window is the maximum.
+# For a fixed maximal tap per window, dilation is linear, and so are its gradients.
 
 
 def _dilation_windows(
@@ -40,7 +40,7 @@ def _dilation_windows(
 
 
 def _candidates(xp: Namespace, x: Array, w: Array, win: Windows) -> Array:
-    """Return the arrays whose maximum is taken, tap by tap."""
+    """Yield the arrays whose elementwise maximum is the dilation, one per tap."""
     x = windows.pad_spatial(xp, x, win.padding, windows.lowest(x))
     taps = itertools.product(*map(range, win.size))
     return (x[at] + w[tap] for at, tap in zip(win.places(), taps, strict=True))
@@ -61,7 +61,7 @@ def _dilation2d(
 def _dilation2d_argmax(
     xp, x: TensorLike, w: TensorLike, /, strides: Sizes, pad: str | Pairs, dilations: Sizes
 ) -> Tensor:
-    """Return which tap is the first maximum of each window: its number in row-major order."""
+    """Return the number of the first maximal tap of each window, in row-major order."""
     win = _dilation_windows(x.shape, w.shape, strides, pad, dilations)
     return windows.first_maximum(xp, _candidates(xp, x, w, win))[1]
 
@@ -94,7 +94,7 @@ def _tap_gather(
     pad: str | Pairs,
     dilations: Sizes,
 ) -> Tensor:
-    """From each window of x the element that `tap` names."""
+    """Return from each window of x the element at the position `tap`."""
     win = windows.windows("tap_gather", tuple(x.shape[1:3]), size, strides, pad, dilations)
     x = windows.pad_spatial(xp, x, win.padding)
     return windows.choose_part(xp, tap, (x[at] for at in win.places()))
@@ -112,7 +112,7 @@ def _tap_scatter(
     pad: str | Pairs,
     dilations: Sizes,
 ) -> Tensor:
-    """Each element of x added where `tap` names in its window: the adjoint of `tap_gather`."""
+    """Add each element of x at the position `tap` of its window: the adjoint of `tap_gather`."""
     batch, *spatial, channels = as_shape(shape)
     win = windows.windows("tap_scatter", tuple(spatial), size, strides, pad, dilations)
     parts = windows.sorted_out(xp, tap, x, math.prod(size))
@@ -134,20 +134,20 @@ def _(dy, tap, size, strides, pad, dilations):
 def dilation2d(
     x: TensorLike, w: TensorLike, /, strides: Ints, pad: Padding, dilations: Ints = 1
 ) -> Tensor:
-    """Return the maximum over each window of `x + w`: grey-scale dilation.
+    """Return the maximum over each window of `x + w`: grayscale dilation.
 
     The gradients go to the first maximum of each window, in row-major order.
 
     Args:
-        x: Images, (batch, height, width, channels), or one without the batch axis.
+        x: Images, (batch, height, width, channels), or one image without the batch axis.
         w: The structuring function, (height, width, channels).
-        strides, pad, dilations: As in `conv2d`; padding is never a maximum.
+        strides, pad, dilations: As in `conv2d`. Padding is never the maximum.
 
     Returns:
-        A Tensor (batch, height, width, channels), of the dtype to which x and w promote.
+        A Tensor (batch, height, width, channels), with the dtype to which x and w promote.
 
     Raises:
-        ShapeError: a wrong rank, channels that differ, or a window that does not fit.
+        ShapeError: the rank is wrong, the channels differ, or a window does not fit.
 
     Op type: `Dilation2D`. Source: `tf.dilation2d` of TensorFlow.js.
 
@@ -182,7 +182,7 @@ def _batch_to_space(xp, x: TensorLike, /, block_shape: Sizes, crops: Pairs) -> T
     n, blocks = len(block_shape), math.prod(block_shape)
     batch, *cells = x.shape[: n + 1]
     sizes = [c * b for c, b in zip(cells, block_shape, strict=True)]
-    cropped_sizes(batch, sizes, block_shape, crops)  # checks that they fit
+    cropped_sizes(batch, sizes, block_shape, crops)  # raises for sizes that do not fit
     rest = tuple(x.shape[n + 1 :])
     x = xp.reshape(x, (*block_shape, batch // blocks, *cells, *rest))
     axes = [n, *itertools.chain(*((n + 1 + i, i) for i in range(n)))]
@@ -202,19 +202,19 @@ gradient("BatchToSpaceND")(lambda dy, block_shape, crops: _space_to_batch(dy, bl
 def space_to_batch(
     x: TensorLike, /, block_shape: Sequence[int], paddings: Sequence[Sequence[int]]
 ) -> Tensor:
-    """Move blocks of the spatial axes into the batch.
+    """Move blocks of the spatial axes into the batch axis.
 
     Args:
         x: A Tensor `(batch, *spatial, ...)`.
         block_shape: The size of a block along each spatial axis.
-        paddings: Pairs of zeros (before, after) for each spatial axis; the padded sizes must
-            be multiples of the blocks.
+        paddings: Pairs (before, after) of zeros for each spatial axis. The padded sizes must be
+            multiples of the block sizes.
 
     Returns:
         A Tensor `(batch * prod(block_shape), *spatial / block_shape, ...)`.
 
     Raises:
-        ShapeError: sizes do not fit.
+        ShapeError: the sizes do not fit.
 
     Op type: `SpaceToBatchND`. Source: `tf.spaceToBatchND` of TensorFlow.js.
 
@@ -232,15 +232,15 @@ def batch_to_space(
     """Move the batch into blocks of the spatial axes, and crop: the inverse of `space_to_batch`.
 
     Args:
-        x: A Tensor `(batch, *spatial, ...)`; the batch is a multiple of prod(block_shape).
+        x: A Tensor `(batch, *spatial, ...)`. The batch must be a multiple of prod(block_shape).
         block_shape: The size of a block along each spatial axis.
-        crops: Pairs (before, after) of how much is cut off each spatial axis.
+        crops: Pairs (before, after) of the elements to cut off each spatial axis.
 
     Returns:
         A Tensor `(batch / prod(block_shape), *spatial * block_shape - crops, ...)`.
 
     Raises:
-        ShapeError: sizes do not fit.
+        ShapeError: the sizes do not fit.
 
     Op type: `BatchToSpaceND`. Source: `tf.batchToSpaceND` of TensorFlow.js.
 
@@ -256,7 +256,7 @@ def _check_blocks(
 ) -> tuple[Tensor, Sizes, Pairs]:
     if not isinstance(block_shape, list | tuple) or not isinstance(pairs, list | tuple):
         raise ArgumentError(
-            f"{name}: block_shape and {what} are lists, one entry per spatial axis, got "
+            f"{name}: block_shape and {what} must be lists, one entry per spatial axis, got "
             f"{kind(block_shape)} and {kind(pairs)}"
         )
     n = len(block_shape)
@@ -270,14 +270,14 @@ def _check_blocks(
 
 
 # -- resizing ------------------------------------------------------------------------------------
-# A resized image is linear in the image, axis by axis: each new row is a weighed sum of old ones.
+# Resizing is linear in the image and separates by axis: each new row is a weighted sum of old rows.
 
-Rows = tuple[tuple[np.ndarray, np.ndarray | None], ...]  # which rows, and their weights (or 1)
+Rows = tuple[tuple[np.ndarray, np.ndarray | None], ...]  # old rows and their weights (None is 1)
 
 
 @lru_cache(maxsize=256)
 def _nearest(old: int, new: int, align: bool, half: bool) -> Rows:
-    r = np.arange(new)  # in integers: r * (old / new) would round below whole numbers
+    r = np.arange(new)  # in integers, because r * (old / new) rounds below whole numbers
     if align and new > 1:
         at = (2 * r * (old - 1) + new - 1) // (2 * (new - 1))
     elif half:
@@ -330,7 +330,7 @@ def _weigh(xp: Namespace, x: Array, weights: np.ndarray | None, axis: int) -> Ar
 
 
 def _add_rows(xp: Namespace, dy: Array, rows: np.ndarray, axis: int, size: int) -> Array:
-    """dy added to the rows of zeros that `rows` (in rising order) names: the adjoint of take."""
+    """Add dy to the rows `rows` (in rising order) of zeros: the adjoint of take."""
     shape = (*dy.shape[:axis], size, *dy.shape[axis + 1 :])
     library = windows.library(xp)
     if library == "jax":
@@ -340,14 +340,14 @@ def _add_rows(xp: Namespace, dy: Array, rows: np.ndarray, axis: int, size: int) 
         return dy.new_zeros(shape).index_add(axis, windows.constant(xp, rows, dy), dy)
     dx, before = np.zeros(shape, dy.dtype), (slice(None),) * axis
     found, first, counts = np.unique(rows, return_index=True, return_counts=True)
-    for i in range(counts.max()):  # all first occurrences, all second ones, ...
+    for i in range(counts.max()):  # all first occurrences, then all second ones, and so on
         more = counts > i
         dx[(*before, found[more])] += dy[(*before, first[more] + i)]
     return dx
 
 
 def _resizing(op_type: str, name: str, rows: Array, **options: Any) -> Callable[..., Any]:
-    """Return the op that resizes by such rows; its adjoint, an op too, is its gradient."""
+    """Return an op that resizes by `rows`. Its gradient is its adjoint, which is also an op."""
 
     def resize(xp, x: TensorLike, /, size: Sizes, align: bool, half: bool) -> Tensor:
         return _resize_axes(xp, x, rows, size=size, align=align, half=half)
@@ -374,20 +374,20 @@ def resize_bilinear(
     align_corners: bool = False,
     half_pixel_centers: bool = False,
 ) -> Tensor:
-    """Return images of another size, each pixel interpolated between four old ones.
+    """Return images of another size. Each pixel is interpolated between four old pixels.
 
     Args:
-        x: Images, (batch, height, width, channels), or one without the batch axis.
+        x: Images, (batch, height, width, channels), or one image without the batch axis.
         size: The new (height, width).
-        align_corners: The centres of the corner pixels stay where they are; otherwise the
-            upper left ends do (TensorFlow 1's convention).
-        half_pixel_centers: Pixels are squares around their centres (the convention of
+        align_corners: Keep the centers of the corner pixels in place. By default, the upper left
+            edges stay in place (TensorFlow 1's convention).
+        half_pixel_centers: Treat pixels as squares around their centers (the convention of
             TensorFlow 2, PyTorch and JAX). Not together with `align_corners`.
 
     Returns:
         A Tensor of x's rank. Integers become the default dtype.
 
-    Raises ShapeError for a wrong rank or images without pixels, ArgumentError for a wrong size.
+    Raises ShapeError for a wrong rank or empty images, and ArgumentError for a wrong size.
 
     Op type: `ResizeBilinear`. Source: `tf.image.resizeBilinear` of TensorFlow.js.
 
@@ -412,17 +412,17 @@ def resize_nearest(
     align_corners: bool = False,
     half_pixel_centers: bool = False,
 ) -> Tensor:
-    """Return images of another size, each pixel a copy of the nearest old one.
+    """Return images of another size. Each pixel is a copy of the nearest old pixel.
 
     Args:
-        x: Images, (batch, height, width, channels), or one without the batch axis.
+        x: Images, (batch, height, width, channels), or one image without the batch axis.
         size: The new (height, width).
         align_corners, half_pixel_centers: As in `resize_bilinear`.
 
     Returns:
         A Tensor of x's rank and dtype.
 
-    Raises ShapeError for a wrong rank or images without pixels, ArgumentError for a wrong size.
+    Raises ShapeError for a wrong rank or empty images, and ArgumentError for a wrong size.
 
     Op type: `ResizeNearestNeighbor`. Source: `tf.image.resizeNearestNeighbor` of TensorFlow.js.
 

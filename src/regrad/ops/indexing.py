@@ -1,10 +1,10 @@
 """Gathers and scatters: ops that read or write at indices.
 
-They come in adjoint pairs, each the other's rule: GatherV2/ScatterAdd, GatherNd/ScatterNd,
-TakeAlongAxis/ScatterAlongAxis. Indices are integers of any dtype, negative ones count from the
-end, and repeated ones add up in the gradient. An index out of range is an IndexError on NumPy
-and PyTorch; JAX, which cannot raise in compiled code, takes the nearest element, forward and
-backward.
+The ops come in adjoint pairs, and each is the other's rule: GatherV2/ScatterAdd,
+GatherNd/ScatterNd, TakeAlongAxis/ScatterAlongAxis. Indices are integers of any dtype. Negative
+indices count from the end, and gradients of repeated indices add up. An index out of range raises
+IndexError on NumPy and PyTorch. JAX cannot raise in compiled code, so it clamps the index to the
+nearest element, both forward and backward.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from regrad.ops.rows import (
 )
 from regrad.shapes.arrays import check_updates, index_depth, slice_of_segments
 
-# -- along one axis, each line by its own indices ------------------------------------------------
+# -- along one axis, separate indices for each line ----------------------------------------------
 
 
 @op("TakeAlongAxis")
@@ -58,12 +58,12 @@ def _(dy, indices, x_shape, axis):
 def scatter_along_axis(
     xp, x: TensorLike, indices: Indices, /, shape: tuple[int, ...], *, axis: int
 ) -> Tensor:
-    """Zeros of the given shape with x added at `indices` along an axis: take_along_axis's adjoint.
+    """Add x at `indices` along an axis of zeros: the adjoint of `take_along_axis`.
 
-    x and `indices` have one shape, which is `shape` except along `axis`.
+    x and `indices` have the same shape, which equals `shape` except along `axis`.
     """
     if _is_jax(xp) and indices.shape[axis] == 1:
-        # one element for each line: a comparison fuses with what comes next, a scatter does not
+        # one element per line: XLA fuses a comparison with the next op, but not a scatter
         across = [n if i == axis % len(shape) else 1 for i, n in enumerate(shape)]
         here = _in_range(xp, indices, shape[axis]) == xp.reshape(xp.arange(shape[axis]), across)
         return xp.where(here, x, xp.zeros_like(x))
@@ -87,16 +87,16 @@ def _(dy, indices, axis):
 
 @deferrable
 def take_along_axis(x: TensorLike, indices: TensorLike, /, *, axis: int = -1) -> Tensor:
-    """Return elements of x, picked along an axis by indices of x's rank.
+    """Return elements of x, selected along an axis by indices of x's rank.
 
-    `take_along_axis(x, argsort(x))` is x sorted.
+    `take_along_axis(x, argsort(x))` returns x sorted.
 
     Args:
-        indices: Integers; negative ones count from the end. Along the other axes x and `indices`
-            broadcast.
+        indices: Integers; negative values count from the end. x and `indices` broadcast along the
+            other axes.
 
     Returns:
-        A Tensor of x's dtype, with as many elements along the axis as `indices` has.
+        A Tensor of x's dtype. Its size along the axis is the size of `indices`.
 
     Raises:
         ShapeError: the ranks differ, or the other axes do not broadcast.
@@ -111,8 +111,8 @@ def take_along_axis(x: TensorLike, indices: TensorLike, /, *, axis: int = -1) ->
     axis = normalized_axis(axis, x.ndim)
     if x.ndim != indices.ndim:
         raise ShapeError(
-            f"take_along_axis: x and indices must have one rank, got {x.shape} and "
-            f"{indices.shape}. To pick whole slices use take."
+            f"take_along_axis: x and indices must have the same rank, got {x.shape} and "
+            f"{indices.shape}. To select whole slices use take."
         )
     rest = [list(t.shape) for t in (x, indices)]
     sizes = [shape.pop(axis) for shape in rest]
@@ -151,7 +151,7 @@ def _take_batched(xp: Namespace, x: Array, ids: Array, axis: int, batch_dims: in
 
 
 def _batched_rows(xp: Namespace, ids: Array, batch_dims: int, n: int) -> Array:
-    """Indices into axes of size n, one axis per batch entry, as row numbers over all of them."""
+    """Turn indices into axes of size n, one axis per batch entry, into row numbers over all."""
     batch, picked = ids.shape[:batch_dims], ids.shape[batch_dims:]
     ids = xp.reshape(_in_range(xp, ids, n), (math.prod(batch), math.prod(picked)))
     return xp.reshape(_count_up(xp, math.prod(batch), ids)[:, None] * n + ids, (-1,))
@@ -183,19 +183,19 @@ def _(dy, indices, axis, batch_dims):
 def take(
     x: TensorLike, indices: TensorLike, /, *, axis: int | None = None, batch_dims: int = 0
 ) -> Tensor:
-    """Return slices of x along an axis, picked by integers.
+    """Return slices of x along an axis, selected by integers.
 
     Args:
-        indices: Integers of any shape; negative ones count from the end.
-        axis: The axis, which may be left out if x has one.
+        indices: Integers of any shape; negative values count from the end.
+        axis: The axis. It is optional if x has rank 1.
         batch_dims: The number of leading axes that x and `indices` share.
 
     Returns:
-        A Tensor of x's dtype and of the shape
+        A Tensor of x's dtype and of shape
         `x.shape[:axis] + indices.shape[batch_dims:] + x.shape[axis + 1:]`.
 
     Raises:
-        ArgumentError: `axis` is left out and x has several, or `batch_dims` is out of range.
+        ArgumentError: `axis` is missing and x has several axes, or `batch_dims` is out of range.
         ShapeError: the first `batch_dims` axes differ.
         IndexRangeError: an index is out of range (on NumPy and PyTorch).
 
@@ -207,7 +207,7 @@ def take(
     """
     x, indices = dispatch.lift(x), dispatch.lift(indices, integers=True)
     if axis is None and x.ndim > 1:
-        raise ArgumentError(f"take: which axis of {x.shape} is meant? Give axis=0, say.")
+        raise ArgumentError(f"take: x has the shape {x.shape}; pass an axis, e.g. axis=0")
     axis = normalized_axis(axis or 0, x.ndim)
     if not 0 <= batch_dims <= min(axis, indices.ndim):
         raise ArgumentError(
@@ -226,16 +226,16 @@ def repeat(x: TensorLike, repeats: Any, /, *, axis: int | None = None) -> Tensor
     """Return x with each element along an axis repeated.
 
     Args:
-        repeats: One int, or one per element along the axis. They decide the shape and must be
-            known.
-        axis: The axis; None repeats the elements of x flattened.
+        repeats: One int, or one per element along the axis. The values decide the shape, so they
+            must be known.
+        axis: The axis. None repeats the elements of the flattened x.
 
     Returns:
         A Tensor of x's dtype, with `sum(repeats)` elements along the axis.
 
     Raises:
         ArgumentError: `repeats` are not integers of 0 or more.
-        ShapeError: there is not one of them for each element.
+        ShapeError: the number of `repeats` is not the number of elements along the axis.
 
     A composition of `BroadcastTo` or `GatherV2`. Source: the Array API standard.
 
@@ -273,8 +273,8 @@ def gather_nd(xp, x: TensorLike, indices: Indices, /) -> Tensor:
         indices: Integers, whose last axis holds the index vectors.
 
     Returns:
-        A Tensor of x's dtype. Its shape is that of the index vectors' places, followed by that of
-        a slice of x.
+        A Tensor of x's dtype. Its shape is `indices.shape[:-1]`, followed by the shape of a
+        slice of x.
 
     Raises:
         ShapeError: the index vectors have more entries than x has axes.
@@ -300,18 +300,18 @@ gradient("GatherNd", "x")(lambda dy, indices, x_shape: scatter_nd(indices, dy, x
 def scatter_nd(xp, indices: Indices, updates: TensorLike, /, shape: Shape) -> Tensor:
     """Return zeros with updates added at index vectors: the adjoint of `gather_nd`.
 
-    Updates of one place add up.
+    Updates of the same position add up.
 
     Args:
         indices: Integers, whose last axis holds the index vectors.
-        updates: What is added, of the shape `indices.shape[:-1] + shape[indices.shape[-1]:]`.
+        updates: The values to add, of shape `indices.shape[:-1] + shape[indices.shape[-1]:]`.
         shape: The shape of the result.
 
     Returns:
-        A Tensor of that shape and of the updates' dtype.
+        A Tensor of the given shape and the updates' dtype.
 
     Raises:
-        ShapeError: the updates have another shape, or the index vectors too many entries.
+        ShapeError: the updates have another shape, or the index vectors have too many entries.
         IndexRangeError: an index is out of range (on NumPy and PyTorch).
 
     Source: `tf.scatter_nd`.
@@ -332,7 +332,7 @@ gradient("ScatterNd", "updates")(lambda dy, indices: gather_nd(dy, indices))
 def _rows_for(
     name: str, xp: Namespace, indices: Array, updates: Array, shape: tuple[int, ...]
 ) -> Array:
-    """Updates as one row per index vector."""
+    """Reshape updates to one row per index vector."""
     check_updates(name, shape, tuple(indices.shape), tuple(updates.shape))
     *batch, depth = indices.shape
     return xp.reshape(updates, (math.prod(batch), math.prod(shape[depth:])))
@@ -356,9 +356,9 @@ def _scatter_update(xp, x: TensorLike, indices: Indices, updates: TensorLike, /)
 
 
 def _last(xp: Namespace, ids: Array, n: int) -> Array:
-    """Return which entry of `ids` names each of n places last; -1 where none does.
+    """Return the number of the last entry of `ids` that names each of n places, or -1.
 
-    JAX and PyTorch leave the order of assignments open; a maximum is the same in any order.
+    JAX and PyTorch do not define the order of assignments. A maximum is the same in any order.
     """
     numbers = _count_up(xp, ids.shape[0], ids)
     y = _zeros(xp, (n,), numbers) - 1
@@ -372,7 +372,7 @@ def _last(xp: Namespace, ids: Array, n: int) -> Array:
 
 @op("LastWriter")
 def _last_writer(xp, indices: Indices, /, shape: tuple[int, ...]) -> Tensor:
-    """Return which index vector names each place last; -1 where none does."""
+    """Return the number of the last index vector that names each place, or -1."""
     return xp.reshape(_last(xp, _linear(xp, indices, shape), math.prod(shape)), shape)
 
 
@@ -402,8 +402,8 @@ def segment_sum(xp, x: TensorLike, ids: Indices, num_segments: int) -> Tensor:
     """Return the sums of the slices of x that share an id: `y[k] = sum(x[ids == k])`.
 
     Args:
-        ids: Integers, one per slice (row), of the shape of x's leading axes. They need not be
-            sorted, and slices with a negative id are left out.
+        ids: Integers, one per slice (row), in the shape of x's leading axes. They need not be
+            sorted. Slices with a negative id are ignored.
         num_segments: The number of sums, an int.
 
     Returns:
@@ -411,7 +411,7 @@ def segment_sum(xp, x: TensorLike, ids: Indices, num_segments: int) -> Tensor:
 
     Raises:
         ShapeError: `ids` does not have the shape of x's leading axes.
-        IndexRangeError: an id is `num_segments` or more (on NumPy and PyTorch; JAX leaves it out).
+        IndexRangeError: an id is `num_segments` or more (on NumPy and PyTorch; JAX ignores it).
 
     Source: `tf.math.unsorted_segment_sum`.
 
@@ -427,7 +427,7 @@ def segment_sum(xp, x: TensorLike, ids: Indices, num_segments: int) -> Tensor:
         raise IndexRangeError(
             f"segment_sum: the id {int(ids.max())} is out of range for {num_segments} segments"
         )
-    # what is left out goes to one more row
+    # ignored slices are added to an extra row
     ids = xp.where((ids < 0) | (ids >= num_segments), num_segments, ids)
     rows = xp.reshape(x, (math.prod(lead), math.prod(rest)))
     y = _add_rows(xp, num_segments + 1, ids, rows)[:num_segments]

@@ -1,4 +1,4 @@
-"""Indices as results, and from them: one-hot rows, places of nonzero elements, distinct values."""
+"""Ops from and to indices: one-hot rows, positions of nonzero elements, distinct values."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from regrad.ops.creation_like import fitting
 from regrad.ops.joining import unstack
 from regrad.ops.rows import _as_index, _count_up
 
-# -- indices as results, and from them -----------------------------------------------------------
+# -- from and to indices -------------------------------------------------------------------------
 
 
 @op("OneHot")
@@ -56,15 +56,15 @@ def one_hot(
     axis: int = -1,
     dtype: DTypeLike | None = None,
 ) -> Tensor:
-    """Return `on_value` where the index is, `off_value` elsewhere, along a new axis.
+    """Return `on_value` at the index and `off_value` elsewhere, along a new axis.
 
-    It has no gradient: the indices are integers.
+    The result has no gradient, because the indices are integers.
 
     Args:
-        indices: Integers of any shape. One outside `[0, depth)` makes a row of `off_value`.
+        indices: Integers of any shape. An index outside `[0, depth)` yields a row of `off_value`.
         depth: The size of the new axis.
         on_value, off_value: Numbers.
-        axis: The place of the new axis in the result.
+        axis: The position of the new axis in the result.
         dtype: The dtype; the default dtype by default (TensorFlow.js's `oneHot` returns int32).
 
     Returns:
@@ -96,11 +96,11 @@ def _index_vectors(xp, x: TensorLike, /) -> Tensor:
 def nonzero(x: TensorLike, /) -> tuple[Tensor, ...]:
     """Return the indices of the elements that are not 0.
 
-    The values decide the shape, so they must be known (they are not under jit).
+    The values decide the shape, so they must be known. Under jit they are not known.
 
     Returns:
-        A tuple of vectors of integers, one per axis of x, of one element per element found. They
-        have no gradient.
+        A tuple of vectors of integers, one per axis of x. Each vector has one entry per nonzero
+        element. The vectors have no gradient.
 
     Raises:
         ShapeError: x has no axes.
@@ -113,7 +113,7 @@ def nonzero(x: TensorLike, /) -> tuple[Tensor, ...]:
     """
     x = dispatch.lift(x)
     if x.ndim == 0:
-        raise ShapeError("nonzero takes a Tensor of rank 1 or more, got rank 0")
+        raise ShapeError("nonzero expects a Tensor of rank 1 or more, got rank 0")
     return unstack(_index_vectors(x), axis=-1)
 
 
@@ -121,11 +121,10 @@ def nonzero(x: TensorLike, /) -> tuple[Tensor, ...]:
 def unique_values(xp, x: TensorLike, /) -> Tensor:
     """Return the distinct values of x, sorted.
 
-    The values decide the shape, so they must be known (they are not under jit).
+    The values decide the shape, so they must be known. Under jit they are not known.
 
     Returns:
-        A Tensor of rank 1 and of x's dtype, of one element per distinct value. Every NaN is a
-        value of its own. It has no gradient.
+        A Tensor of rank 1 and x's dtype. Every NaN is a separate value. The result has no gradient.
 
     Source: the Array API standard.
 
@@ -137,7 +136,7 @@ def unique_values(xp, x: TensorLike, /) -> Tensor:
 
 @op("Unique")
 def _unique(xp, x: TensorLike, /) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return the distinct values, where each is first, where each element went, how many."""
+    """Return the distinct values, their first positions, the inverse indices and the counts."""
     flat = xp.reshape(x, (-1,))
     order = xp.argsort(flat, stable=True)
     ascending = flat[order]
@@ -151,7 +150,7 @@ def _unique(xp, x: TensorLike, /) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 
 class UniqueAllResult(NamedTuple):
-    """The distinct values of a Tensor, with all that is known of them."""
+    """The distinct values of a Tensor, their first positions, inverse indices and counts."""
 
     values: Tensor
     indices: Tensor
@@ -160,14 +159,14 @@ class UniqueAllResult(NamedTuple):
 
 
 class UniqueCountsResult(NamedTuple):
-    """The distinct values of a Tensor, and how often each occurs."""
+    """The distinct values of a Tensor and their counts."""
 
     values: Tensor
     counts: Tensor
 
 
 class UniqueInverseResult(NamedTuple):
-    """The distinct values of a Tensor, and which of them each element is."""
+    """The distinct values of a Tensor and the inverse indices."""
 
     values: Tensor
     inverse_indices: Tensor
@@ -175,14 +174,15 @@ class UniqueInverseResult(NamedTuple):
 
 @public
 def unique_all(x: TensorLike, /) -> UniqueAllResult:
-    """Return the distinct values of x, sorted, with their places and counts; no gradient.
+    """Return the distinct values of x, sorted, with their positions and counts.
 
-    The values decide the shapes, so they must be known (they are not under jit).
+    The results have no gradient. The values decide the shapes, so they must be known. Under jit
+    they are not known.
 
     Returns:
-        `values`, `indices` (where in the flattened x each comes first), `inverse_indices` (of
-        x's shape: `values[inverse_indices]` is x) and `counts`; all but `inverse_indices` have rank
-        1. Every NaN is a value of its own.
+        `values`, `indices` (the first position of each value in the flattened x), `inverse_indices`
+        (of x's shape; `values[inverse_indices]` is x) and `counts`. All but `inverse_indices` have
+        rank 1. Every NaN is a separate value.
 
     Op type: `Unique`. Source: the Array API standard.
 
@@ -194,7 +194,7 @@ def unique_all(x: TensorLike, /) -> UniqueAllResult:
 
 @public
 def unique_counts(x: TensorLike, /) -> UniqueCountsResult:
-    """Return the distinct values of x, sorted, and how often each occurs; see `unique_all`.
+    """Return the distinct values of x, sorted, and their counts; see `unique_all`.
 
     Returns:
         `values`, of x's dtype, and `counts`, integers, both of rank 1.
@@ -210,7 +210,7 @@ def unique_counts(x: TensorLike, /) -> UniqueCountsResult:
 
 @public
 def unique_inverse(x: TensorLike, /) -> UniqueInverseResult:
-    """Return the distinct values of x, sorted, and which of them each element is; see `unique_all`.
+    """Return the distinct values of x, sorted, and the inverse indices; see `unique_all`.
 
     Returns:
         `values`, of rank 1 and of x's dtype, and `inverse_indices`, integers of x's shape.

@@ -35,19 +35,19 @@ def _(dy, xs_shape, axis):
 
 @deferrable
 def concat(arrays: Sequence[Any], /, *, axis: int | None = 0) -> Tensor:
-    """Return Tensors joined along an axis that they have.
+    """Return Tensors joined along an existing axis.
 
     Args:
-        arrays: A list of Tensors or arrays, whose shapes agree except along `axis`.
-        axis: The axis; None joins them flat.
+        arrays: A list of Tensors or arrays whose shapes agree except along `axis`.
+        axis: The axis. None joins the flattened arrays.
 
     Returns:
-        A Tensor of the dtype to which theirs promote.
+        A Tensor of the dtype to which the arrays promote.
 
     Raises:
         ArgumentError: `arrays` is not a list, or is empty.
-        ShapeError: the ranks differ or are 0, or sizes differ along another axis.
-        AxisError: there is no such axis.
+        ShapeError: the ranks differ or are 0, or the sizes differ along another axis.
+        AxisError: the arrays have no such axis.
 
     Op type: `ConcatV2`. Source: the Array API standard.
 
@@ -59,7 +59,7 @@ def concat(arrays: Sequence[Any], /, *, axis: int | None = 0) -> Tensor:
         return _concat([reshape(x, (-1,)) for x in xs], axis=0)
     if len({x.ndim for x in xs}) > 1 or xs[0].ndim == 0:
         raise ShapeError(
-            "concat: expected tensors of one rank, 1 or more, got "
+            "concat: expected tensors of the same rank, 1 or more, got "
             f"{', '.join(str(x.shape) for x in xs)}. To join along a new axis use stack."
         )
     return _concat(xs, axis=normalized_axis(axis, xs[0].ndim))
@@ -67,7 +67,7 @@ def concat(arrays: Sequence[Any], /, *, axis: int | None = 0) -> Tensor:
 
 def _lift_all(name: str, arrays: Sequence[TensorLike]) -> list[Tensor]:
     if not isinstance(arrays, list | tuple) or not arrays:
-        raise ArgumentError(f"{name} takes a list of at least one Tensor, got {kind(arrays)}")
+        raise ArgumentError(f"{name} expects a list of at least one Tensor, got {kind(arrays)}")
     return [dispatch.lift(a) for a in arrays]
 
 
@@ -92,18 +92,18 @@ gradient("Split")(lambda dy, axis: concat(dy, axis=axis))
 def split(
     x: TensorLike, sections_or_sizes: int | tuple[int, ...] | list[int], /, axis: int = 0
 ) -> tuple[Tensor, ...]:
-    """Return x cut along an axis.
+    """Return x split along an axis.
 
     Args:
-        sections_or_sizes: The number of equal parts; or the sizes of the parts, of which one may be
-            -1, for what remains.
+        sections_or_sizes: The number of equal parts, or the sizes of the parts. One size may be -1;
+            it is inferred from the others.
         axis: The axis.
 
     Returns:
         A tuple of Tensors of x's dtype.
 
     Raises:
-        ShapeError: the parts are not equal, or the sizes do not add up to that of the axis.
+        ShapeError: the parts are not equal, or the sizes do not add up to the size of the axis.
 
     Op type: `Split`. Source: `tf.split`.
 
@@ -111,7 +111,7 @@ def split(
     [[1.0], [2.0, 3.0, 4.0]]
     """
     x = dispatch.lift(x)
-    if isinstance(x._data.shape, dims.UnknownRank):  # the parts can be counted all the same
+    if isinstance(x._data.shape, dims.UnknownRank):  # the number of parts is known regardless
         length: Any = dims.size_of(x._data, axis)
         return _split(x, sizes=part_sizes(sections_or_sizes, length), axis=axis)
     axis = normalized_axis(axis, x.ndim)
@@ -128,19 +128,19 @@ gradient("Pack", "xs")(lambda dy, axis: unstack(dy, axis=axis))
 
 @deferrable
 def stack(arrays: Sequence[Any], /, *, axis: int = 0) -> Tensor:
-    """Return Tensors of one shape joined along a new axis.
+    """Return Tensors of the same shape joined along a new axis.
 
     Args:
         arrays: A list of Tensors, arrays or numbers.
-        axis: The place of the new axis in the result.
+        axis: The position of the new axis in the result.
 
     Returns:
-        A Tensor of one axis more, of the dtype to which theirs promote.
+        A Tensor with one additional axis, of the dtype to which the arrays promote.
 
     Raises:
         ArgumentError: `arrays` is not a list, or is empty.
         ShapeError: the shapes differ.
-        AxisError: there is no such place.
+        AxisError: `axis` is not a position in the result.
 
     Op type: `Pack`. Source: the Array API standard.
 
@@ -157,7 +157,7 @@ def stack(arrays: Sequence[Any], /, *, axis: int = 0) -> Tensor:
 
 @op("Unpack")
 def unstack(xp, x: TensorLike, /, *, axis: int = 0) -> tuple[Tensor, ...]:
-    """Return the slices of x along an axis, which they lose.
+    """Return the slices of x along an axis, without the axis.
 
     Returns:
         A tuple of Tensors of x's dtype.

@@ -1,4 +1,4 @@
-"""Products of matrices and tensors: `matmul`, `einsum`, and what is made of them."""
+"""Products of matrices and tensors: `matmul`, `einsum`, and products composed of them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from regrad.shapes.matrices import check_inner
 def _matmul(
     xp, a: TensorLike, b: TensorLike, /, transpose_a: bool = False, transpose_b: bool = False
 ) -> Tensor:
-    """The product of matrices (rank 2 or more); see the public `matmul`."""
+    """Return the product of matrices (rank 2 or more); see the public `matmul`."""
     a = xp.matrix_transpose(a) if transpose_a else a
     b = xp.matrix_transpose(b) if transpose_b else b
     return xp.matmul(a, b)
@@ -53,17 +53,17 @@ def _(dy, a, b_shape, transpose_a, transpose_b):
     return _matmul(a, dy, not transpose_a, False)
 
 
-# One matrix that met a whole batch gets its gradient from one large product. (A product for
-# each of the batch, to be summed, would need a copy of the matrix for each.)
+# Where one matrix multiplied a whole batch, its gradient is one large product. (A product for each
+# batch entry, summed afterwards, would need a copy of the matrix for each entry.)
 
 
 def _as_stack(x: Tensor) -> Tensor:
-    """A batch of matrices as one, one below the other."""
+    """Stack a batch of matrices vertically into one matrix."""
     return reshape(x, (math.prod(x.shape[:-1]), x.shape[-1]))
 
 
 def _side_by_side(x: Tensor) -> Tensor:
-    """A batch of matrices as one, side by side."""
+    """Join a batch of matrices horizontally into one matrix."""
     *batch, rows, columns = x.shape
     moved = permute_dims(x, (x.ndim - 2, *range(x.ndim - 2), x.ndim - 1))
     return reshape(moved, (rows, math.prod(batch) * columns))
@@ -73,18 +73,18 @@ def _side_by_side(x: Tensor) -> Tensor:
 def matmul(
     a: TensorLike, b: TensorLike, /, transpose_a: bool = False, transpose_b: bool = False
 ) -> Tensor:
-    """Return the matrix product over the last two axes; earlier axes broadcast.
+    """Return the matrix product over the last two axes. Earlier axes broadcast.
 
-    A vector on the left counts as a row, on the right as a column, and its axis is missing in
-    the result.
+    A vector on the left is a row and a vector on the right is a column. The result lacks the axis
+    of the vector.
 
     Args:
-        transpose_a: Whether the last two axes of a are exchanged first, without a copy.
-        transpose_b: Whether the last two axes of b are exchanged first, without a copy.
+        transpose_a: Whether to swap the last two axes of a first, without a copy.
+        transpose_b: Whether to swap the last two axes of b first, without a copy.
 
     Returns:
-        A Tensor of the shape `(..., n, k)` for matrices `(..., n, m)` and `(..., m, k)`, of the
-        dtype to which they promote.
+        A Tensor of shape `(..., n, k)` for matrices `(..., n, m)` and `(..., m, k)`, with the dtype
+        to which they promote.
 
     Raises:
         ShapeError: the inner sizes differ, or an argument is a number (use multiply).
@@ -102,7 +102,7 @@ def matmul(
         return _matmul(a, b, transpose_a, transpose_b)
     if not m or not n or (transpose_a and m == 1) or (transpose_b and n == 1):
         raise ShapeError(
-            f"matmul takes vectors and matrices, and transposes only matrices; got {a.shape} and "
+            f"matmul expects vectors and matrices, and transposes only matrices; got {a.shape} and "
             f"{b.shape} with transpose_a={transpose_a}, transpose_b={transpose_b}. For a number "
             "use multiply."
         )
@@ -116,7 +116,7 @@ def matmul(
     return reshape(y, (*batch, *((rows,) if m > 1 else ()), *((columns,) if n > 1 else ())))
 
 
-# -- products made of others -------------------------------------------------------------------
+# -- composed products ---------------------------------------------------------------------------
 
 
 @deferrable
@@ -126,14 +126,14 @@ def tensordot(
     """Return the sum of products over some axes of a and of b.
 
     Args:
-        axes: An int n, for the last n axes of a and the first n of b; or two lists of axes.
+        axes: An int n, for the last n axes of a and the first n axes of b; or two lists of axes.
 
     Returns:
-        A Tensor of the remaining axes of a, followed by those of b, of the dtype to which they
-        promote.
+        A Tensor with the remaining axes of a followed by the remaining axes of b, of the dtype to
+        which a and b promote.
 
     Raises:
-        ShapeError: sizes that are summed together differ.
+        ShapeError: two axes that are contracted have different sizes.
 
     A composition of `Transpose`, `Reshape` and `MatMul`. Source: the Array API standard.
 
@@ -159,11 +159,11 @@ def _summed_axes(a: Tensor, b: Tensor, axes: Any) -> tuple[list[int], list[int]]
     second = [normalized_axis(i, b.ndim, "axes[1]") for i in axes[1]]
     if [a.shape[i] for i in first] != [b.shape[i] for i in second]:
         raise ShapeError(
-            f"tensordot: the axes {first} of {a.shape} and {second} of {b.shape} are summed "
-            "together and must have equal sizes"
+            f"tensordot: the axes {first} of {a.shape} and {second} of {b.shape} are contracted "
+            "and must have equal sizes"
         )
     if len({*first}) < len(first) or len({*second}) < len(second):
-        raise ArgumentError(f"tensordot: an axis is named twice in axes={axes}")
+        raise ArgumentError(f"tensordot: axes={axes} names an axis twice")
     return first, second
 
 
@@ -176,16 +176,16 @@ def _as_matrix(x: Tensor, rows: list[int], columns: list[int]) -> Tensor:
 
 @deferrable
 def vecdot(a: TensorLike, b: TensorLike, /, *, axis: int = -1) -> Tensor:
-    """Return the sum of `conj(a) * b` over an axis; the other axes broadcast.
+    """Return the sum of `conj(a) * b` over an axis. The other axes broadcast.
 
     Args:
-        axis: The axis, counted from the end if the ranks differ.
+        axis: The axis. If the ranks differ, it must count from the end.
 
     Returns:
-        A Tensor without the axis, of the dtype to which a and b promote.
+        A Tensor without the axis, with the dtype to which a and b promote.
 
     Raises:
-        ShapeError: the sizes along the axis differ, or the others do not broadcast.
+        ShapeError: the sizes along the axis differ, or the other axes do not broadcast.
 
     A composition. Source: the Array API standard.
 
@@ -195,15 +195,15 @@ def vecdot(a: TensorLike, b: TensorLike, /, *, axis: int = -1) -> Tensor:
     a, b = dispatch.lift(a), dispatch.lift(b)
     axis = _common_axis("vecdot", a, b, axis)
     products = multiply(conj(a), b)
-    return astype(sum_(products, axis=axis), products.dtype)  # integers keep theirs
+    return astype(sum_(products, axis=axis), products.dtype)  # integers keep their dtype
 
 
 def _common_axis(name: str, a: Tensor, b: Tensor, axis: int) -> int:
-    """The axis counted from the end, if it has one size in both."""
+    """Return the axis counted from the end. Its size must be the same in both tensors."""
     from_end = axis - a.ndim if axis >= 0 and a.ndim == b.ndim else axis
     if not -min(a.ndim, b.ndim) <= from_end < 0 or a.shape[from_end] != b.shape[from_end]:
         raise ShapeError(
-            f"{name}: the axis {axis} must have one size in both tensors (and be counted from the "
+            f"{name}: the axis {axis} must have the same size in both tensors (and count from the "
             f"end, if their ranks differ), got {tuple(a.shape)} and {tuple(b.shape)}"
         )
     return from_end
@@ -214,7 +214,7 @@ def outer(a: TensorLike, b: TensorLike, /) -> Tensor:
     """Return the matrix of products of the elements of two vectors.
 
     Returns:
-        A Tensor of the shape `(a.size, b.size)`, of the dtype to which they promote.
+        A Tensor of shape `(a.size, b.size)`, with the dtype to which a and b promote.
 
     Raises:
         ShapeError: an argument is not a vector.
@@ -226,18 +226,18 @@ def outer(a: TensorLike, b: TensorLike, /) -> Tensor:
     """
     a, b = dispatch.lift(a), dispatch.lift(b)
     if a.ndim != 1 or b.ndim != 1:
-        raise ShapeError(f"outer takes two vectors, got {a.shape} and {b.shape}")
+        raise ShapeError(f"outer expects two vectors, got {a.shape} and {b.shape}")
     return multiply(expand_dims(a, 1), b)
 
 
 @deferrable
 def kron(a: TensorLike, b: TensorLike, /) -> Tensor:
-    """Return the Kronecker product: every element of a times the whole of b, in blocks.
+    """Return the Kronecker product: blocks of b, each multiplied by an element of a.
 
     The Tensor of lower rank gets leading axes of size 1.
 
     Returns:
-        A Tensor whose sizes are the products of those of a and b, of the dtype to which they
+        A Tensor whose sizes are the products of a's and b's sizes, with the dtype to which they
         promote.
 
     A composition of `Reshape` and `Mul`. Source: `numpy.kron`.
@@ -265,13 +265,13 @@ gradient("Cross", "b")(lambda dy, a, axis: _cross(dy, a, axis=axis))
 
 @deferrable
 def cross(a: TensorLike, b: TensorLike, /, *, axis: int = -1) -> Tensor:
-    """Return the cross product of vectors of three elements along an axis; other axes broadcast.
+    """Return the cross product of vectors of three elements along an axis. Other axes broadcast.
 
     Returns:
-        A Tensor of the shape to which a and b broadcast, of the dtype to which they promote.
+        A Tensor of the shape to which a and b broadcast, with the dtype to which they promote.
 
     Raises:
-        ShapeError: there are not three elements along the axis, or the others do not broadcast.
+        ShapeError: the axis does not have three elements, or the other axes do not broadcast.
 
     Op type: `Cross`. Source: the Array API standard.
 
@@ -281,19 +281,19 @@ def cross(a: TensorLike, b: TensorLike, /, *, axis: int = -1) -> Tensor:
     a, b = dispatch.lift(a), dispatch.lift(b)
     axis = _common_axis("cross", a, b, axis)
     if a.shape[axis] != 3:
-        raise ShapeError(f"cross takes vectors of 3 elements, got {a.shape} along the axis {axis}")
+        raise ShapeError(f"cross expects vectors of 3 elements, got {a.shape} along axis {axis}")
     return _cross(a, b, axis=axis)
 
 
 # -- einsum --------------------------------------------------------------------------------------
 
 LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
-SMALL = 2**17  # up to here NumPy's own loop is faster than arranging for BLAS (measured)
+SMALL = 2**17  # up to this size NumPy's own loop is faster than the preparation for BLAS (measured)
 
 
 @op("Einsum", promotes=True)
 def _einsum(xp, a: TensorLike, b: TensorLike | None = None, /, *, equation: str) -> Tensor:
-    """One step: `equation` names every axis of one or two tensors, and of the output."""
+    """Run one step. `equation` names every axis of one or two tensors, and of the output."""
     if b is None:
         return xp.einsum(equation, a)
     if xp is np and a.size * b.size > SMALL:
@@ -318,7 +318,7 @@ def _(dy, a, b_shape, equation):
 def _einsum_gradient(
     terms: list[str], factors: list[Tensor], target: str, shape: tuple[int, ...]
 ) -> Tensor:
-    """An einsum for the axes `target`, which may repeat an axis or have one that no factor has."""
+    """Run an einsum for the axes `target`, which may repeat an axis or contain a new one."""
     sizes = dict(zip(target, shape, strict=True))
     known = [c for c in sizes if c in "".join(terms)]
     dx = _einsum(*factors, equation=f"{','.join(terms)}->{''.join(known)}")
@@ -329,7 +329,7 @@ def _einsum_gradient(
 
 
 def _onto_diagonals(x: Tensor, target: str) -> Tensor:
-    """x as the diagonals that were taken of a tensor in which axes of one name are repeated."""
+    """Place x on the diagonals of zeros whose axes are `target`, in which letters repeat."""
     repeats = [(c, target[:i].count(c)) for i, c in enumerate(target)]
     axes = [axis for axis in repeats if not axis[1]]
     for c, k in repeats:
@@ -343,10 +343,10 @@ def _onto_diagonals(x: Tensor, target: str) -> Tensor:
 def _steps(
     terms: tuple[str, ...], shapes: tuple[tuple[int, ...], ...], output: str
 ) -> list[tuple[tuple[int, ...], str]]:
-    """The order of the products: which tensors to take off the list, and their equation.
+    """Return the order of the products: the tensors to pop off the list, and their equation.
 
-    Each product goes to the end of the list. With steps of two, the gradients of all tensors
-    share what is between.
+    Each product is appended to the list. With two tensors per step, the gradients of all tensors
+    share the intermediate products.
     """
     path: Any = [tuple(range(len(terms)))]
     if len(terms) > 2:
@@ -367,22 +367,22 @@ def _steps(
 
 @deferrable
 def einsum(subscripts: str, /, *operands: Any) -> Tensor:
-    """Return Einstein's sum of products of Tensors whose axes are named by letters.
+    """Return the sum of products of Tensors in Einstein notation, with axes named by letters.
 
-    Products of several Tensors are ordered by `opt_einsum`.
+    `opt_einsum` chooses the order for products of several Tensors.
 
     Args:
-        subscripts: The letters of each operand's axes, and after `->` those of the result, which
-            otherwise are the letters that occur once, sorted. A letter repeated in one operand is
-            a diagonal; an ellipsis stands for axes that broadcast.
+        subscripts: The letters of each operand's axes, then `->` and the letters of the result.
+            Without `->`, the result has the letters that occur once, sorted. A letter that repeats
+            within an operand is a diagonal. An ellipsis represents axes that broadcast.
         *operands: Tensors or arrays.
 
     Returns:
-        A Tensor of the axes after `->`, of the dtype to which the operands promote.
+        A Tensor with the axes after `->`, of the dtype to which the operands promote.
 
     Raises:
-        ArgumentError: the subscripts cannot be read.
-        ShapeError: sizes of one letter differ.
+        ArgumentError: the subscripts are malformed.
+        ShapeError: axes of the same letter have different sizes.
 
     Op type: `Einsum`. Source: `numpy.einsum`.
 
@@ -392,7 +392,7 @@ def einsum(subscripts: str, /, *operands: Any) -> Tensor:
     """
     if not isinstance(subscripts, str):
         raise ArgumentError(
-            f"einsum takes the subscripts first, as a string, got {kind(subscripts)}"
+            f"einsum expects the subscripts first, as a string, got {kind(subscripts)}"
         )
     xs = [dispatch.lift(x) for x in operands]
     shapes, steps = _plan(subscripts, tuple(x.shape for x in xs))
@@ -405,7 +405,7 @@ def einsum(subscripts: str, /, *operands: Any) -> Tensor:
 
 @lru_cache(maxsize=1024)
 def _plan(subscripts: str, shapes: tuple[tuple[int, ...], ...]) -> tuple[Any, Any]:
-    """The shapes of the operands without axes that are stretched by broadcasting; the steps."""
+    """Return the operands' shapes without the axes that broadcasting stretches, and the steps."""
     terms, output, broadcast = _parse(subscripts, [len(s) for s in shapes])
     sizes = _sizes(subscripts, terms, broadcast, shapes)
     kept = [
@@ -417,11 +417,11 @@ def _plan(subscripts: str, shapes: tuple[tuple[int, ...], ...]) -> tuple[Any, An
 
 
 def _parse(subscripts: str, ranks: Sequence[int]) -> tuple[tuple[str, ...], str, str]:
-    """The letters of each operand and of the output, and those that stand for the ellipsis."""
+    """Return the letters of each operand, of the output, and of the axes of the ellipsis."""
     inputs, arrow, output = subscripts.replace(" ", "").partition("->")
     terms = inputs.split(",")
     if len(terms) != len(ranks):
-        raise _unreadable(subscripts, f"it names {len(terms)} operands, {len(ranks)} were given")
+        raise _unreadable(subscripts, f"they name {len(terms)} operands, got {len(ranks)}")
     named = [t.replace("...", "") for t in terms]
     extra = [rank - len(t) for rank, t in zip(ranks, named, strict=True)]
     for t, rank, n in zip(terms, ranks, extra, strict=True):
@@ -429,7 +429,7 @@ def _parse(subscripts: str, ranks: Sequence[int]) -> tuple[tuple[str, ...], str,
             raise _unreadable(subscripts, f"{t!r} does not fit an operand of rank {rank}")
     letters = "".join((*named, output.replace("...", "")))
     if any(c not in LETTERS for c in letters) or any(t.count("...") > 1 for t in terms):
-        raise _unreadable(subscripts, "axes are letters, and '...' may stand once per operand")
+        raise _unreadable(subscripts, "axes are letters, and each operand may have one '...'")
     unused = "".join(c for c in LETTERS if c not in letters)
     broadcast = unused[: max(extra, default=0)]
     full = [
@@ -439,7 +439,7 @@ def _parse(subscripts: str, ranks: Sequence[int]) -> tuple[tuple[str, ...], str,
     output = output.replace("...", broadcast) if arrow else broadcast + "".join(once)
     if len(set(output)) < len(output) or not set(output) <= set("".join(full)):
         raise _unreadable(
-            subscripts, "each axis of the output occurs once there, and in an operand"
+            subscripts, "each axis of the output must occur once there, and in an operand"
         )
     return tuple(full), output, broadcast
 
@@ -451,7 +451,7 @@ def _unreadable(subscripts: str, reason: str) -> ArgumentError:
 def _sizes(
     subscripts: str, terms: Iterable[str], broadcast: str, shapes: Sequence[tuple[int, ...]]
 ) -> dict[str, int]:
-    """The size of each axis; only those of the ellipsis may be 1 in some operands."""
+    """Return the size of each axis. Only axes of the ellipsis may be 1 in some operands."""
     sizes: dict[str, int] = {}
     for term, shape in zip(terms, shapes, strict=True):
         for c, n in zip(term, shape, strict=True):

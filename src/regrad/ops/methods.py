@@ -1,4 +1,4 @@
-"""The methods of Tensor and Variable: Python's operators, and TensorFlow.js's names."""
+"""The methods of Tensor and Variable: Python's operators, and methods named as in TensorFlow.js."""
 
 # isort: skip_file
 from __future__ import annotations
@@ -32,11 +32,11 @@ from regrad.ops import matmul as products
 
 
 def _reducing(reduce: Callable[..., Tensor]) -> Any:
-    """The method of a reduction, which takes its options by position too."""
+    """Return the method of a reduction. It also accepts its options by position."""
     name = reduce.__name__
 
     def method(self: Tensor, axis: Axis = None, keepdims: bool = False, **unknown: Any) -> Tensor:
-        if unknown:  # the op says what it takes
+        if unknown:  # the op raises an error that lists its options
             return reduce(self, axis=axis, keepdims=keepdims, **unknown)
         return reduce(self, axis=axis, keepdims=keepdims)
 
@@ -61,20 +61,20 @@ def _comparing(function: Callable[..., Tensor]) -> Any:
         except ArgumentError:
             if _can_be_tensor(other):
                 raise
-            return NotImplemented  # Python then says False, as for `x == None`
+            return NotImplemented  # then Python returns False, as for `x == None`
 
     return method
 
 
 def _can_be_tensor(value: object) -> bool:
-    """Return whether an op takes values of this kind, so that it can be compared with."""
+    """Return whether an op accepts values of this kind, so that a comparison is meaningful."""
     if isinstance(value, Tensor | Readable | bool | int | float | complex | list | tuple):
         return True
     return is_array(value) or hasattr(value, "__array__")
 
 
 class At:
-    """`x.at`: places of a Tensor, in JAX's notation.
+    """`x.at`: indexed updates of a Tensor, in JAX's notation.
 
     >>> import regrad as rg
     >>> rg.tensor([1.0, 2.0, 3.0]).at[1:].set(0.0).print()
@@ -92,7 +92,7 @@ class At:
 
 
 class IndexedElements:
-    """`x.at[index]`: some elements of a Tensor, to be read, replaced or added to."""
+    """`x.at[index]`: elements of a Tensor, to read, replace or add to."""
 
     __slots__ = ("index", "x")
 
@@ -105,16 +105,16 @@ class IndexedElements:
         return getitem.getitem(self.x, self.index)
 
     def set(self, y: TensorLike) -> Tensor:
-        """Return x with y in these places; see `regrad.at_set`."""
+        """Return x with these elements replaced by y; see `regrad.at_set`."""
         return getitem.at_set(self.x, self.index, y)
 
     def add(self, y: TensorLike) -> Tensor:
-        """Return x with y added in these places, repeatedly where they repeat; see `at_add`."""
+        """Return x with y added to these elements. Repeated indices add up; see `at_add`."""
         return getitem.at_add(self.x, self.index, y)
 
 
 class Methods:
-    """Operators and methods that call the ops; nothing is computed here."""
+    """Operators and methods that call the ops. They compute nothing themselves."""
 
     __slots__ = ()
 
@@ -191,30 +191,30 @@ class Methods:
 
     @property
     def itemsize(self: Any) -> int:
-        """The bytes of one element."""
+        """The size of one element in bytes."""
         return self.dtype.itemsize
 
     @property
     def nbytes(self: Any) -> int:
-        """The bytes of all elements."""
+        """The size of all elements in bytes."""
         return self.size * self.dtype.itemsize
 
     @property
     def mT(self: Any) -> Tensor:
-        """The last two axes exchanged."""
+        """The Tensor with its last two axes swapped."""
         if self.ndim < 2:
-            raise NoTransposeError(f"mT needs a rank of 2 or more, got the shape {self.shape}")
+            raise NoTransposeError(f"mT needs rank 2 or more, got the shape {self.shape}")
         return array.matrix_transpose(self)
 
     def to_device(self, device: Any, /, *, stream: Any = None) -> Tensor:
-        """Return this tensor on a device, itself if it lies there.
+        """Return this tensor on a device; the same Tensor if it lies there.
 
         Args:
             device: "cpu" (which means NumPy data), a `jax.Device` or sharding, or a
                 `torch.device`.
-            stream: Must be None: libraries choose their streams themselves.
+            stream: Must be None, because libraries choose their own streams.
 
-        Raises DeviceError for any other device. The gradient goes back to where x lies.
+        Raises DeviceError for any other device. The gradient is moved back to the device of x.
 
         Source: the Array API standard.
         """
@@ -230,7 +230,7 @@ class Methods:
     # -- as text ---------------------------------------------------------------------------
 
     def to_string(self, verbose: bool = False) -> str:
-        """The values as TensorFlow.js prints them; `verbose` adds dtype, rank and shape."""
+        """Return the values as TensorFlow.js prints them; `verbose` adds dtype, rank and shape."""
         return printing.to_string(self, verbose)
 
     def print(self, verbose: bool = False) -> None:
@@ -246,7 +246,7 @@ class Methods:
     def _repr_html_(self) -> str:
         return printing.to_html(self)
 
-    # -- TensorFlow.js's methods: ops as they are --------------------------------------------
+    # -- TensorFlow.js's methods that are ops unchanged --------------------------------------
 
     from regrad.ops.array import expand_dims, squeeze, swapaxes, broadcast_to, tile
     from regrad.ops.binary import (
@@ -271,10 +271,10 @@ class Methods:
     from regrad.ops.slicing import slice, pad
     from regrad.ops.sorting import quantile
 
-    # -- elementwise, with the tensor in another place ---------------------------------------
+    # -- elementwise, with the tensor as another argument ------------------------------------
 
     def where(self, condition: TensorLike, b: TensorLike) -> Tensor:
-        """This tensor where `condition`, `b` elsewhere; see `regrad.where`."""
+        """Return this tensor where `condition` is true, `b` elsewhere; see `regrad.where`."""
         return binary.where(condition, self, b)
 
     # -- reductions and scans: axis and keepdims by position, as in TensorFlow.js --------------
@@ -292,95 +292,95 @@ class Methods:
     median = _reducing(sorting.median)
 
     def norm(self, ord: float | str = 2, axis: Axis = None, keepdims: bool = False) -> Tensor:
-        """The vector norm over `axis`; see `regrad.linalg.vector_norm`."""
+        """Return the vector norm over `axis`; see `regrad.linalg.vector_norm`."""
         names: dict[Any, Any] = {"euclidean": 2, "fro": 2, "inf": float("inf")}  # TensorFlow.js's
         return reduction.vector_norm(self, axis=axis, keepdims=keepdims, ord=names.get(ord, ord))
 
     def argmax(self, axis: int | None = None) -> Tensor:
-        """The place of the maximum; see `regrad.argmax`."""
+        """Return the index of the maximum; see `regrad.argmax`."""
         return reduction.argmax(self, axis=axis)
 
     def argmin(self, axis: int | None = None) -> Tensor:
-        """The place of the minimum; see `regrad.argmin`."""
+        """Return the index of the minimum; see `regrad.argmin`."""
         return reduction.argmin(self, axis=axis)
 
     def cumsum(self, axis: int = 0, exclusive: bool = False, reverse: bool = False) -> Tensor:
-        """The sum of all elements so far; see `regrad.cumulative_sum`."""
+        """Return the cumulative sum; see `regrad.cumulative_sum`."""
         return scan.cumulative_sum(self, axis=axis, exclusive=exclusive, reverse=reverse)
 
     def cumprod(self, axis: int = 0, exclusive: bool = False, reverse: bool = False) -> Tensor:
-        """The product of all elements so far; see `regrad.cumulative_prod`."""
+        """Return the cumulative product; see `regrad.cumulative_prod`."""
         return scan.cumulative_prod(self, axis=axis, exclusive=exclusive, reverse=reverse)
 
     def topk(self, k: int = 1) -> tuple[Tensor, Tensor]:
-        """The k largest of the last axis and their places; see `regrad.top_k`."""
+        """Return the k largest elements of the last axis and their indices; see `regrad.top_k`."""
         return sorting.top_k(self, k)
 
     # -- shape and indexing ----------------------------------------------------------------------
 
     def reshape(self, *shape: Any) -> Tensor:
-        """The elements in another shape, given as one argument or one for each size."""
+        """Return the elements in another shape, passed as one argument or as one per size."""
         return array.reshape(self, shape[0] if len(shape) == 1 else shape)
 
     def transpose(self, *axes: Any) -> Tensor:
-        """The axes in another order (reversed by default), given as one argument or several."""
+        """Return the axes in another order (default: reversed), passed as one argument or more."""
         return array.permute_dims(self, *(axes if len(axes) < 2 else (axes,)))
 
     def flatten(self) -> Tensor:
-        """The elements in one axis."""
+        """Return the elements in one axis."""
         return array.reshape(self, (-1,))
 
     ravel = flatten
 
     @property
     def at(self) -> At:
-        """`x.at[index].set(y)` and `.add(y)`: as `at_set` and `at_add`, in JAX's notation."""
+        """`x.at[index].set(y)` and `.add(y)`: `at_set` and `at_add` in JAX's notation."""
         return At(self)
 
     def concat(self, others: TensorLike | Sequence[TensorLike], axis: int = 0) -> Tensor:
-        """This tensor and others, one after the other; see `regrad.concat`."""
+        """Return this tensor joined with others along an axis; see `regrad.concat`."""
         others = others if isinstance(others, list | tuple) else [others]
         return joining.concat([self, *others], axis=axis)
 
     def stack(self, others: TensorLike | Sequence[TensorLike], axis: int = 0) -> Tensor:
-        """This tensor and others along a new axis; see `regrad.stack`."""
+        """Return this tensor and others joined along a new axis; see `regrad.stack`."""
         others = others if isinstance(others, list | tuple) else [others]
         return joining.stack([self, *others], axis=axis)
 
     def unstack(self, axis: int = 0) -> tuple[Tensor, ...]:
-        """The tensors along an axis; see `regrad.unstack`."""
+        """Return the slices along an axis; see `regrad.unstack`."""
         return joining.unstack(self, axis=axis)
 
     def reverse(self, axis: Axis = None) -> Tensor:
-        """The elements in reverse along axes; see `regrad.flip`."""
+        """Return the elements in reverse order along axes; see `regrad.flip`."""
         return array.flip(self, axis=axis)
 
     def gather(self, indices: TensorLike, axis: int = 0, batch_dims: int = 0) -> Tensor:
-        """The slices with these indices; see `regrad.take`."""
+        """Return the slices with the given indices; see `regrad.take`."""
         return indexing.take(self, indices, axis=axis, batch_dims=batch_dims)
 
     def take(self: Any, indices: TensorLike, axis: int | None = None) -> Tensor:
-        """The slices with these indices, of all elements by default; see `regrad.take`."""
+        """Return slices by index; without `axis`, of the flattened elements; see `regrad.take`."""
         x = self if axis is not None or self.ndim == 1 else array.reshape(self, (-1,))
         return indexing.take(x, indices, axis=axis)
 
     def repeat(self, repeats: Any, axis: int | None = None) -> Tensor:
-        """Each element repeated, as in NumPy; see `regrad.repeat`. (PyTorch's repeat is `tile`.)"""
+        """Repeat each element, like NumPy; see `regrad.repeat`. (PyTorch's repeat is `tile`.)"""
         return indexing.repeat(self, repeats, axis=axis)
 
     def sort(self, axis: int = -1, descending: bool = False) -> Tensor:
-        """The elements in order along `axis`; see `regrad.sort`."""
+        """Return the elements sorted along `axis`; see `regrad.sort`."""
         return sorting.sort(self, axis=axis, descending=descending)
 
     def argsort(self, axis: int = -1, descending: bool = False) -> Tensor:
-        """The indices that sort along `axis`; see `regrad.argsort`."""
+        """Return the indices that sort along `axis`; see `regrad.argsort`."""
         return sorting.argsort(self, axis=axis, descending=descending)
 
     # -- linear algebra and networks ---------------------------------------------------------------
 
 
 class Late:
-    """A method that is a function of a module, which is loaded when the method is first used."""
+    """A method that is a function of a module. The first use of the method imports the module."""
 
     def __init__(self, module: str, name: str, method: str) -> None:
         self.module, self.name, self.method = module, name, method
@@ -393,7 +393,7 @@ class Late:
         return function.__get__(instance, owner)
 
 
-LATE = {  # by the module: `function` or `method=function`
+LATE = {  # by module: `function` or `method=function`
     "activation": "relu relu6 leaky_relu prelu elu selu sigmoid log_sigmoid softplus softmax "
     "log_softmax",
     "convolution": "conv1d conv2d conv2d_transpose depthwise_conv2d separable_conv2d",
@@ -410,8 +410,8 @@ for _module, _names in LATE.items():
         _called, _, _function = _name.partition("=")
         setattr(Methods, _called, Late(_module, _function or _called, _called))
 
-# What users of other libraries look for is absent, and says what to use instead: TensorFlow.js's
-# own spelling of our names, too. A __getattr__ would slow down every attribute.
+# Names from other libraries raise an error that names the regrad method, also for TensorFlow.js's
+# spelling of regrad's names. A __getattr__ would slow down every attribute.
 for _name in list(vars(Methods)):
     if not _name.startswith("_"):
         ATTRIBUTES.setdefault(f"{_name}_", CHANGES)

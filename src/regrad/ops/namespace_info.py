@@ -1,4 +1,4 @@
-"""The information that the Array API standard asks of a namespace about itself."""
+"""The inspection API that the Array API standard requires of a namespace."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from regrad.core.promotion import complex_dtype, get_default_dtype
 from regrad.core.signatures import public
 from regrad.ops import dtypes
 
-# The dtypes of the standard. (float16 is none of them.)
+# The dtypes of the standard, which do not include float16.
 _STANDARD = (
     "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float32 float64 complex64 complex128"
 )
@@ -26,15 +26,15 @@ class NamespaceInfo:
         return {"boolean indexing": True, "data-dependent shapes": True, "max dimensions": 64}
 
     def default_device(self) -> str:
-        """Return "cpu": what is made of Python numbers is NumPy data."""
+        """Return "cpu": Tensors made of Python numbers are NumPy data."""
         return "cpu"
 
     def devices(self) -> list[Any]:
-        """Return "cpu" for NumPy, and the devices of JAX and torch where these are imported."""
+        """Return "cpu" for NumPy, and the devices of JAX and torch if these are imported."""
         return ["cpu", *_jax_devices(), *_torch_devices()]
 
     def default_dtypes(self, *, device: Any = None) -> dict[str, np.dtype]:
-        """Return the dtypes that are chosen where none is given."""
+        """Return the dtypes of results that no argument determines."""
         return {
             "real floating": get_default_dtype(),
             "complex floating": complex_dtype(),
@@ -46,7 +46,7 @@ class NamespaceInfo:
     def dtypes(
         self, *, device: Any = None, kind: str | tuple[str, ...] | None = None
     ) -> dict[str, np.dtype]:
-        """Return the standard's dtypes of a kind, by name; all of them by default."""
+        """Return the standard's dtypes of a kind by name; all of them by default."""
         kinds = kind if isinstance(kind, tuple) else (kind,)
         wanted = ("bool", "numeric") if kind is None else kinds
         codes = [code for each in wanted for code in dtypes.codes_of(each, "dtypes")]

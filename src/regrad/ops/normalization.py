@@ -1,4 +1,4 @@
-"""Normalisation. These are compositions of public ops, so overrides fire inside them."""
+"""Normalization. These functions are compositions of public ops, so overrides fire inside them."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ def batch_norm(
 ) -> Tensor:
     """Return `(x - mean) / sqrt(variance + epsilon) * scale + offset`.
 
-    Mean and variance are inputs like any other. In training they come from
-    `mean, variance = nn.moments(x, (0, 1, 2))` and the gradient flows through them as well.
+    Mean and variance are ordinary inputs. In training they come from
+    `mean, variance = nn.moments(x, (0, 1, 2))`, and the gradient propagates through them as well.
 
     Args:
         x: The input, any shape.
-        mean: The mean, of a shape that broadcasts to x's: one value per channel, say.
-        variance: The variance, likewise.
-        offset: What is added at the end, likewise; nothing by default.
-        scale: What the normalised input is multiplied by, likewise; nothing by default.
-        epsilon: Keeps the root away from 0.
+        mean: The mean, which broadcasts to x's shape, e.g. one value per channel.
+        variance: The variance, which broadcasts to x's shape.
+        offset: Added at the end; broadcasts to x's shape. None adds nothing.
+        scale: Multiplies the normalized input; broadcasts to x's shape. None omits it.
+        epsilon: Added to the variance to avoid division by zero.
 
     Returns:
-        A Tensor of x's shape, of the dtype to which the arguments promote.
+        A Tensor of x's shape, with the dtype to which the arguments promote.
 
     Raises ShapeError if a parameter does not broadcast to x.
 
@@ -54,13 +54,13 @@ def batch_norm(
     slope = rsqrt(fitting["variance"] + epsilon)
     if scale is not None:
         slope = slope * fitting["scale"]
-    # x - mean comes first: x * slope - mean * slope would cancel where mean² ≫ variance
+    # x - mean is computed first, because x * slope - mean * slope cancels where mean² ≫ variance
     y = (x - fitting["mean"]) * slope
     return y if offset is None else y + fitting["offset"]
 
 
 def _fit(name: str, value: TensorLike, x: Tensor) -> Tensor:
-    """A parameter as a Tensor, if it broadcasts to the shape of x."""
+    """Return a parameter as a Tensor if it broadcasts to the shape of x."""
     value = lift(value)
     new = x.ndim - value.ndim
     if new < 0 or any(
@@ -82,14 +82,14 @@ def layer_norm(
     scale: TensorLike | None = None,
     epsilon: float = 1e-5,
 ) -> Tensor:
-    """Return x normalised along `axis` to mean 0 and variance 1, times `scale`, plus `offset`.
+    """Return x normalized along `axis` to mean 0 and variance 1, times `scale`, plus `offset`.
 
     Args:
         x: The input, any shape.
-        axis: The axis, or axes, of one example's features.
-        offset: What is added at the end; it broadcasts to x's shape.
-        scale: What the normalised input is multiplied by; it broadcasts to x's shape.
-        epsilon: Added to the variance; keeps the root away from 0.
+        axis: The axis, or axes, of the features of one example.
+        offset: Added at the end; broadcasts to x's shape.
+        scale: Multiplies the normalized input; broadcasts to x's shape.
+        epsilon: Added to the variance to avoid division by zero.
 
     Returns:
         A Tensor of x's shape. Integers become the default dtype.
@@ -115,7 +115,7 @@ def l2_normalize(x: TensorLike, axis: Axis = None, epsilon: float = 1e-12) -> Te
     Where the norm is 0 the result is 0, with a finite gradient.
 
     Args:
-        epsilon: The least square of a norm by which x is divided.
+        epsilon: The lower bound of the squared norm in the denominator.
 
     Returns:
         A Tensor of x's shape. Integers become the default dtype.

@@ -1,9 +1,9 @@
-"""NumPy's functions on Tensors: they run the regrad op of the same meaning, or raise.
+"""NumPy's functions on Tensors. They run the regrad op of the same meaning, or raise.
 
-`np.sin(t)`, `array * t` and `np.concatenate([t, u])` come here by NumPy's own protocols
-(NEP 13 for ufuncs, NEP 18 for functions), so that they never quietly leave the tape. A
-function is written down under NumPy's signature. What NumPy offers beyond it runs on the values,
-by NumPy, as long as nobody differentiates or traces anything; otherwise it is refused.
+NumPy dispatches `np.sin(t)`, `array * t` and `np.concatenate([t, u])` to this module through its
+own protocols (NEP 13 for ufuncs, NEP 18 for functions), so values never silently leave the tape.
+Each function is declared with NumPy's signature. NumPy itself computes the other functions from
+the values, as long as nothing is being differentiated or traced; otherwise regrad raises.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ from regrad.errors import ArgumentError, InvalidValueError
 
 @cache
 def signature(function: Callable[..., Any]) -> inspect.Signature:
-    """Return the signature of a function; an empty one of those that NumPy before 2.4 hides."""
+    """Return the signature of a function; an empty one where NumPy before 2.4 provides none."""
     try:
         return inspect.signature(function)
-    except ValueError:  # it is written in C
+    except ValueError:  # the function is implemented in C
         return inspect.Signature()
 
 
 # -- ufuncs --------------------------------------------------------------------------------------
 
-# Those that are called otherwise here, and those of ops that are not elementwise.
+# Ufuncs whose op has another name in regrad, and ufuncs of ops that are not elementwise.
 UFUNCS: dict[np.ufunc, str | Callable[..., Any]] = {
     np.conjugate: "conj",
     np.fabs: "abs",
@@ -50,12 +50,12 @@ UFUNCS: dict[np.ufunc, str | Callable[..., Any]] = {
     np.divmod: lambda a, b: (rg.floor_divide(a, b), rg.remainder(a, b)),
     np.exp2: lambda x: rg.pow(2.0, x),
 }
-SCIPY = {  # ufuncs of scipy.special, which is not imported for this
+SCIPY = {  # ufuncs of scipy.special, by name so that this module need not import it
     "expit": "nn.sigmoid",
     "gammaln": "lgamma",
     "log_expit": "nn.log_sigmoid",
 }
-METHODS: dict[Any, Any] = {  # of ufuncs; they take `axis`, which is 0 unless given
+METHODS: dict[Any, Any] = {  # methods of ufuncs. They take `axis`, which is 0 by default
     (np.add, "reduce"): "sum",
     (np.multiply, "reduce"): "prod",
     (np.maximum, "reduce"): "max",
@@ -70,13 +70,13 @@ METHODS: dict[Any, Any] = {  # of ufuncs; they take `axis`, which is 0 unless gi
 
 
 def array_ufunc(self: Tensor, ufunc: np.ufunc, method: str, *inputs: Any, **options: Any) -> Any:
-    """`__array_ufunc__`: what NumPy calls for `np.sin(t)`, `array + t` and `np.add.reduce(t)`."""
+    """Implement `__array_ufunc__`: `np.sin(t)`, `array + t` and `np.add.reduce(t)`."""
     if any(_is_foreign(type(x), "__array_ufunc__") for x in inputs):
         return NotImplemented
     try:
         return _ufunc_of_tensors(ufunc, method, inputs, options)
     except ArgumentError:
-        if method == "at" or not is_unobserved():  # (NumPy writes to arrays that are read-only)
+        if method == "at" or not is_unobserved():  # (NumPy writes even to read-only arrays)
             raise
         return _by_numpy(ufunc.__name__, getattr(ufunc, method), inputs, options)
 
@@ -102,16 +102,16 @@ def _ufunc_of_tensors(
 
 
 def is_unobserved() -> bool:
-    """Return whether no tape is open in any thread, and nothing is traced or guarded here.
+    """Return whether no tape is open in any thread, and no trace or guard is active here.
 
-    Only then may values leave regrad by a function of NumPy's: nobody could miss their gradient.
+    Only then may values leave regrad through a NumPy function, because no gradient can be lost.
     """
     state = current()
     return not OPEN and (state is None or not (state.tapes or state.guard or state.region))
 
 
 def _by_numpy(name: str, run: Callable[..., Any], args: Any, options: Any) -> Any:
-    """Return the result that NumPy computes from the values; refuse to write into a Tensor."""
+    """Return the result that NumPy computes from the values. Raise where it writes to a Tensor."""
     try:
         return run(*_values(args), **_values(options))
     except ValueError as error:
@@ -124,7 +124,7 @@ def _by_numpy(name: str, run: Callable[..., Any], args: Any, options: Any) -> An
 
 
 def _values(value: Any) -> Any:
-    """Arguments with NumPy's arrays in the places of Tensors."""
+    """Replace the Tensors in arguments by NumPy arrays."""
     if isinstance(value, Tensor):
         return value.numpy()
     if isinstance(value, Readable):
@@ -151,8 +151,8 @@ def _of_ufunc(ufunc: np.ufunc) -> Callable[..., Any]:
 
 
 def _op_named_as(ufunc: np.ufunc, *places: ModuleType | None) -> Callable[..., Any] | None:
-    """Return the elementwise op whose name one of these modules has for a ufunc."""
-    # (most are found among those that are loaded; users' ops come last, whatever is loaded)
+    """Return the elementwise op that has the name of a ufunc in one of these modules."""
+    # (regrad's imported ops come first, because most ufuncs are among them; custom ops come last)
     loaded = (op for op in OPS.loaded() if op.function.__module__.startswith("regrad."))
     ops = chain(loaded, OPS.values())
     fits = (op for op in ops if op.elementwise and len(op.inputs) == ufunc.nin)
@@ -161,7 +161,7 @@ def _op_named_as(ufunc: np.ufunc, *places: ModuleType | None) -> Callable[..., A
 
 
 def _resolve(ours: str | Callable[..., Any]) -> Callable[..., Any]:
-    """A function, found by its name in regrad only now that it is called."""
+    """Return a function; a name is looked up in regrad at call time."""
     return attrgetter(ours)(rg) if isinstance(ours, str) else ours
 
 
@@ -173,13 +173,13 @@ def _check_options(options: dict[str, Any], allowed: Sequence[str], name: str) -
 
 
 def _is_foreign(kind: type, protocol: str) -> bool:
-    """Return whether a type answers NumPy's protocol and is neither NumPy's nor ours."""
+    """Return whether a type of another library implements NumPy's protocol."""
     if issubclass(kind, Tensor | Readable | np.ndarray | np.generic):
         return False
     return getattr(kind, protocol, None) is not None
 
 
-INSTEAD = {  # what to call, where that is not plain from the name
+INSTEAD = {  # the call to suggest, where it does not follow from the name
     "add.at": "at_add(x, index, y)",
     "average": "sum(weights * x) / sum(weights)",
     "cbrt": "sign(x) * pow(abs(x), 1 / 3)",
@@ -194,14 +194,14 @@ def _refusal(name: str) -> ArgumentError:
     use = f"regrad's {INSTEAD[name]}" if name in INSTEAD else "regrad's own functions"
     return ArgumentError(
         f"np.{name} has no counterpart for Tensors, and NumPy's result would have no gradient. "
-        f"Use {use}, or say that no gradient is meant: np.{name}(stop_gradient(x).numpy(), ...)."
+        f"Use {use}. If no gradient is needed, call np.{name}(stop_gradient(x).numpy(), ...)."
     )
 
 
 # -- functions -----------------------------------------------------------------------------------
 
-# NumPy's functions and our functions for them. regrad binds the arguments by NumPy's signature. It
-# passes them by position where our function takes positions, and by name otherwise.
+# NumPy's functions and regrad's functions for them. regrad binds the arguments by NumPy's
+# signature. It passes them by position where regrad's function is positional, else by name.
 SAME_NAMES = (
     "all any argmax argmin argsort astype broadcast_arrays broadcast_to clip count_nonzero diff "
     "einsum expand_dims flip full_like imag isclose matrix_transpose max mean median meshgrid min "
@@ -224,9 +224,10 @@ FUNCTIONS: dict[Callable[..., Any], str | Callable[..., Any]] = {
     np.transpose: "permute_dims",
 }
 RENAMED = {"a_max": "max", "a_min": "min", "ddof": "correction"}  # options
-MEANINGLESS = {"copy", "kind"}  # options: Tensors never change, and our sort is stable
+MEANINGLESS = {"copy", "kind"}  # options without effect: Tensors are immutable, sort is stable
 
-# SciPy calls it on gradients, and hands them to compiled code that takes NumPy's arrays alone.
+# SciPy calls this function on gradients and passes the result to compiled code, which accepts only
+# NumPy arrays.
 TO_ARRAYS = {np.atleast_1d}
 
 
@@ -237,7 +238,7 @@ def array_function(
     args: Sequence[Any],
     kwargs: dict[str, Any],
 ) -> Any:
-    """`__array_function__`: what NumPy calls for `np.sum(t)` and `np.concatenate([t, u])`."""
+    """Implement `__array_function__`: `np.sum(t)` and `np.concatenate([t, u])`."""
     if any(_is_foreign(t, "__array_function__") for t in types):
         return NotImplemented
     if func in TO_ARRAYS and is_unobserved():
@@ -271,7 +272,7 @@ def _function_of_tensors(
 def _translated(
     func: Callable[..., Any], ours: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]
 ) -> tuple[Sequence[Any], dict[str, Any]]:
-    """The arguments of NumPy's function for ours, without defaults (`out=None`, `order="C"`)."""
+    """Translate the arguments of NumPy's function, without defaults (`out=None`, `order="C"`)."""
     known = signature(func).parameters
     if not known:
         return args, kwargs
@@ -292,7 +293,7 @@ def _translated(
 
 
 def like(*functions: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Say what NumPy's functions mean for Tensors."""
+    """Register the decorated function as the implementation of NumPy's functions for Tensors."""
 
     def decorate(ours: Callable[..., Any]) -> Callable[..., Any]:
         FUNCTIONS.update(dict.fromkeys(functions, ours))
@@ -306,7 +307,7 @@ def _flat(x: TensorLike) -> Tensor:
 
 
 def _scan(name: str) -> Callable[..., Any]:
-    """A scan along an axis, or along all elements in a row."""
+    """Return a scan along an axis, or along all elements in a row."""
     return lambda a, axis=None: getattr(rg, name)(
         _flat(a) if axis is None else a, axis=0 if axis is None else axis
     )
@@ -371,7 +372,7 @@ def _(v, k=0):
 
 @like(np.split)
 def _split(ary, indices_or_sections, axis=0):
-    """Split at places, as NumPy counts them; regrad takes sizes."""
+    """Split at positions, as NumPy defines them; regrad's split takes sizes."""
     x = lift(ary)
     if np.ndim(indices_or_sections) == 0:
         return list(rg.split(x, int(indices_or_sections), axis=axis))
@@ -427,7 +428,7 @@ def _(a, b):
 
 @like(np.linalg.norm)
 def _(x, ord=None, axis=None, keepdims=False):
-    """Of vectors or of matrices, by the axes given; of everything if neither says more."""
+    """Return the norm of vectors or matrices, by `axis` and `ord`; by default of all elements."""
     x = lift(x)
     axes = (axis,) if isinstance(axis, int) else axis
     if ord is None or len(axes or x.shape) == 1:
@@ -438,7 +439,7 @@ def _(x, ord=None, axis=None, keepdims=False):
     return rg.expand_dims(y, axis=tuple(i % x.ndim for i in axes)) if keepdims else y
 
 
-# -- plain readings, which have no gradient in mathematics ---------------------------------------
+# -- inspection functions, which have no gradient ------------------------------------------------
 
 FUNCTIONS |= {
     np.iscomplexobj: lambda x: x.dtype.kind == "c",

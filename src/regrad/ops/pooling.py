@@ -1,4 +1,4 @@
-"""Pooling over windows, and normalisation over neighbouring channels. Data is NHWC."""
+"""Pooling over windows, and normalization over neighboring channels. Data is NHWC."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from regrad.ops.elementwise import square
 from regrad.ops.windows import Ints, Padding, Pairs, Sizes, Windows, over_windows
 from regrad.shapes.images import check_pool_padding
 
-# Windows are boxes, so a pool over several axes is a pool along each in turn: a 7×7 window
-# takes 14 steps, not 49.
+# Windows are boxes, so a pool over several axes is a sequence of pools along one axis: a 7×7
+# window takes 14 steps instead of 49.
 
 Kernel = Callable[..., Any]
 
@@ -47,9 +47,9 @@ def _max_pool_kernel(xp: Namespace, x: Array, win: Windows) -> Array:
 
 
 def _first_maxima(xp: Namespace, x: Array, win: Windows) -> list[tuple[int, Any]]:
-    """For each axis, last first, which tap has the first maximum.
+    """Return for each axis, last first, the tap of the first maximum.
 
-    The first in row-major order is the first column within each row, then the first row.
+    The first maximum in row-major order is the first column within each row, then the first row.
     """
     x = windows.pad_spatial(xp, x, win.padding, windows.lowest(x))
     found = []
@@ -61,7 +61,7 @@ def _first_maxima(xp: Namespace, x: Array, win: Windows) -> list[tuple[int, Any]
 
 
 def _to_maxima(xp: Namespace, x: Array, dy: Array, win: Windows) -> Array:
-    """Each element of dy added to where the maximum of its window is in x."""
+    """Add each element of dy at the position of its window's maximum in x."""
     if _in_tiles(xp, win):
         return _to_maxima_of_tiles(xp, x, dy, win)
     for i, where in reversed(_first_maxima(xp, x, win)):
@@ -80,8 +80,8 @@ def _to_maxima_of_tiles(xp: Namespace, x: Array, dy: Array, win: Windows) -> Arr
     return _from_tiles(xp, xp.where(mine, _upon_tiles(dy, win), 0), win)
 
 
-# Windows that do not overlap are tiles: what goes to their elements is one broadcast, of which
-# XLA makes one loop, and nothing has to be added up. (bench/formulations.py has the figures.)
+# Windows that do not overlap are tiles. Their gradient is a single broadcast without a sum, which
+# XLA compiles to one loop. `bench/formulations.py` measures it.
 
 
 def _in_tiles(xp: Namespace, win: Windows) -> bool:
@@ -89,13 +89,13 @@ def _in_tiles(xp: Namespace, win: Windows) -> bool:
 
 
 def _upon_tiles(y: Array, win: Windows) -> Any:
-    """y with an axis of size 1 after each spatial axis, for the elements of its tile."""
+    """Insert an axis of size 1 after each spatial axis of y, to broadcast to the tiles."""
     whole = slice(None)
     return y[(whole, *(at for _ in win.size for at in (whole, None)))]
 
 
 def _from_tiles(xp: Namespace, tiles: Any, win: Windows) -> Array:
-    """Tiles side by side, as the data that they were cut from; zero where none lies."""
+    """Join tiles to the data that they were cut from. Positions outside of tiles are zero."""
     sizes = [n * k for n, k in zip(win.outputs, win.size, strict=True)]
     x = xp.reshape(tiles, (tiles.shape[0], *sizes, tiles.shape[-1]))
     rest = tuple((0, n - size) for n, size in zip(win.padded, sizes, strict=True))
@@ -103,7 +103,7 @@ def _from_tiles(xp: Namespace, tiles: Any, win: Windows) -> Array:
 
 
 def _at_maxima(xp: Namespace, x: Array, values: Array, win: Windows) -> Array:
-    """The elements of `values` from where the maxima are in x: the adjoint of `_to_maxima`."""
+    """Return the elements of `values` at the maxima of x: the adjoint of `_to_maxima`."""
     values = windows.pad_spatial(xp, values, win.padding)
     for i, where in _first_maxima(xp, x, win):
         places = windows.axis_places(win.along(i), i + 1)
@@ -112,7 +112,7 @@ def _at_maxima(xp: Namespace, x: Array, values: Array, win: Windows) -> Array:
 
 
 def _pooling(op_type: str, name: str, compute: Kernel, **options: Any) -> Kernel:
-    """Return the op that computes something of each window of images or volumes."""
+    """Return an op that computes one number per window and channel of images or volumes."""
 
     def pool(xp, x: TensorLike, /, filter_size: Sizes, strides: Sizes, pad: str | Pairs) -> Tensor:
         return compute(xp, x, _windows(name, x.shape, filter_size, strides, pad))
@@ -125,14 +125,14 @@ _max_pool = _pooling("MaxPool", "max_pool", _max_pool_kernel)
 _max_pool3d = _pooling("MaxPool3D", "max_pool3d", _max_pool_kernel)
 
 
-# The gradient is linear in what arrives, and piecewise constant in x.
+# The gradient is linear in dy, and piecewise constant in x.
 
 
 @op("MaxPoolGrad")
 def _max_pool_grad(
     xp, a: TensorLike, b: TensorLike, /, filter_size: Sizes, strides: Sizes, pad: str | Pairs
 ) -> Tensor:
-    """b, shaped as the pooled a, at the first maximum of each window of a; zero elsewhere."""
+    """Place b, shaped like the pooled a, at the first maximum of each window of a."""
     return _to_maxima(xp, a, b, _windows("max_pool", a.shape, filter_size, strides, pad))
 
 
@@ -140,7 +140,7 @@ def _max_pool_grad(
 def _max_pool_grad_grad(
     xp, a: TensorLike, b: TensorLike, /, filter_size: Sizes, strides: Sizes, pad: str | Pairs
 ) -> Tensor:
-    """The elements of b, shaped as a, from the first maximum of each window of a."""
+    """Return the elements of b, shaped like a, at the first maximum of each window of a."""
     return _at_maxima(xp, a, b, _windows("max_pool", a.shape, filter_size, strides, pad))
 
 
@@ -169,7 +169,7 @@ def _(dy, a, filter_size, strides, pad):
 
 
 def _sums(xp: Namespace, x: Array, win: Windows) -> Array:
-    """The sum over each window."""
+    """Return the sum over each window."""
     x = windows.pad_spatial(xp, x, win.padding)
     for i in range(len(win.size)):
         x = reduce(add, [x[at] for at in windows.axis_places(win.along(i), i + 1)])
@@ -177,7 +177,7 @@ def _sums(xp: Namespace, x: Array, win: Windows) -> Array:
 
 
 def _spread_sums(xp: Namespace, dy: Array, win: Windows) -> Array:
-    """Each element added to all of its window: the adjoint of `_sums`."""
+    """Add each element to every position of its window: the adjoint of `_sums`."""
     if _in_tiles(xp, win):
         sizes = [n for pair in zip(win.outputs, win.size, strict=True) for n in pair]
         tiles = xp.broadcast_to(_upon_tiles(dy, win), (dy.shape[0], *sizes, dy.shape[-1]))
@@ -190,7 +190,7 @@ def _spread_sums(xp: Namespace, dy: Array, win: Windows) -> Array:
 
 
 def _over_counts(xp: Namespace, y: Array, win: Windows) -> Array:
-    """y divided by how many elements of each window lie in the data."""
+    """Divide y by the number of elements of each window that lie in the data."""
     counts = reduce(np.multiply.outer, [win.counts(i) for i in range(len(win.size))])
     if (counts == math.prod(win.size)).all():
         return y / math.prod(win.size)
@@ -209,7 +209,7 @@ _avg_pool3d = _pooling("AvgPool3D", "avg_pool3d", _means, to_float=True)
 def _avg_pool_grad(
     xp, x: TensorLike, /, shape: Shape, filter_size: Sizes, strides: Sizes, pad: str | Pairs
 ) -> Tensor:
-    """The adjoint of `avg_pool` of data of the given shape."""
+    """Return the adjoint of `avg_pool` for data of the given shape."""
     win = _windows("avg_pool", as_shape(shape), filter_size, strides, pad)
     return in_single(lambda xp, x: _spread_sums(xp, _over_counts(xp, x, win), win), xp, x)
 
@@ -227,30 +227,30 @@ def _(dy, filter_size, strides, pad):
     return pool(dy, filter_size, strides, pad)
 
 
-# -- what users call -----------------------------------------------------------------------------
+# -- public functions ----------------------------------------------------------------------------
 
 
 @deferrable
 def max_pool(x: TensorLike, /, filter_size: Ints, strides: Ints, pad: Padding) -> Tensor:
     """Return the maximum of each window of images.
 
-    The gradient goes to the first maximum of a window, in row-major order. NaN counts as the
-    greatest number.
+    The gradient goes to the first maximum of a window, in row-major order. NaN is treated as the
+    largest number.
 
     Args:
         x: Images, (batch, height, width, channels), or one image without the batch axis.
         filter_size: The size of the window, an int or (height, width).
         strides: The distance between windows, an int or a pair.
-        pad: `"same"` (as many windows as `ceil(n / stride)`; the smaller half of the padding
-            comes first), `"valid"` (none), an int, or pairs (before, after) for each axis.
-            Padding is never a maximum.
+        pad: `"same"` (there are `ceil(n / stride)` windows, and the smaller half of the padding
+            comes first), `"valid"` (no padding), an int, or pairs (before, after) for each axis.
+            Padding is never the maximum.
 
     Returns:
-        A Tensor of x's rank and dtype, with one element for each window and channel.
+        A Tensor of x's rank and dtype, with one element per window and channel.
 
     Raises:
-        ShapeError: a wrong rank or a window that does not fit.
-        ArgumentError: an unknown `pad`; sizes or strides that are not positive ints.
+        ShapeError: the rank is wrong, or a window does not fit.
+        ArgumentError: `pad` is unknown, or sizes or strides are not positive ints.
 
     Op type: `MaxPool`. Source: `tf.maxPool` of TensorFlow.js.
 
@@ -273,14 +273,14 @@ def max_pool3d(x: TensorLike, /, filter_size: Ints, strides: Ints, pad: Padding)
     """Return the maximum of each window of volumes; see `max_pool`.
 
     Args:
-        x: Volumes, (batch, depth, height, width, channels), or one without the batch axis.
+        x: Volumes, (batch, depth, height, width, channels), or one volume without the batch axis.
         filter_size, strides, pad: As in `max_pool`, for three axes.
 
     Returns:
-        A Tensor of x's rank and dtype, with one element for each window and channel.
+        A Tensor of x's rank and dtype, with one element per window and channel.
 
     Raises:
-        ShapeError: a wrong rank or a window that does not fit.
+        ShapeError: the rank is wrong, or a window does not fit.
 
     Op type: `MaxPool3D`. Source: `tf.maxPool3d` of TensorFlow.js.
 
@@ -294,20 +294,20 @@ def max_pool3d(x: TensorLike, /, filter_size: Ints, strides: Ints, pad: Padding)
 def avg_pool(x: TensorLike, /, filter_size: Ints, strides: Ints, pad: Padding) -> Tensor:
     """Return the mean of each window of images.
 
-    Padding does not count: a window is divided by the number of its elements in the image,
-    forward and backward (TensorFlow.js divides the gradient by the size of the window).
+    The mean excludes padding. Both the forward and the backward pass divide by the number of
+    elements of the window in the image. (TensorFlow.js divides the gradient by the window size.)
 
     Args:
         x: Images, (batch, height, width, channels), or one image without the batch axis.
         filter_size, strides, pad: As in `max_pool`.
 
     Returns:
-        A Tensor of x's rank, with one element for each window and channel. Integers become the
+        A Tensor of x's rank, with one element per window and channel. Integers become the
         default dtype.
 
     Raises:
-        ShapeError: a wrong rank or a window that does not fit.
-        ArgumentError: an unknown `pad`; sizes or strides that are not positive ints.
+        ShapeError: the rank is wrong, or a window does not fit.
+        ArgumentError: `pad` is unknown, or sizes or strides are not positive ints.
 
     Op type: `AvgPool`. Source: `tf.avgPool` of TensorFlow.js.
 
@@ -327,15 +327,15 @@ def avg_pool3d(x: TensorLike, /, filter_size: Ints, strides: Ints, pad: Padding)
     """Return the mean of each window of volumes; see `avg_pool`.
 
     Args:
-        x: Volumes, (batch, depth, height, width, channels), or one without the batch axis.
+        x: Volumes, (batch, depth, height, width, channels), or one volume without the batch axis.
         filter_size, strides, pad: As in `max_pool`, for three axes.
 
     Returns:
-        A Tensor of x's rank, with one element for each window and channel. Integers become the
+        A Tensor of x's rank, with one element per window and channel. Integers become the
         default dtype.
 
     Raises:
-        ShapeError: a wrong rank or a window that does not fit.
+        ShapeError: the rank is wrong, or a window does not fit.
 
     Op type: `AvgPool3D`. Source: `tf.avgPool3d` of TensorFlow.js.
 
@@ -345,11 +345,11 @@ def avg_pool3d(x: TensorLike, /, filter_size: Ints, strides: Ints, pad: Padding)
     return over_windows(_avg_pool3d, "avg_pool3d", 3, x, (), strides, pad, filter_size=filter_size)
 
 
-# -- neighbouring channels -----------------------------------------------------------------------
+# -- neighboring channels ------------------------------------------------------------------------
 
 
 def _neighbours(xp: Namespace, x: Array, radius: int) -> Array:
-    """The sum over the channels at a distance of at most `radius`."""
+    """Return the sum over the channels at a distance of at most `radius`."""
     n = x.shape[-1]
     radius = max(min(radius, n - 1), 0)
     flat = xp.reshape(x, (math.prod(x.shape[:-1]), n, 1))
@@ -359,7 +359,7 @@ def _neighbours(xp: Namespace, x: Array, radius: int) -> Array:
 
 @op("NeighbourSum")
 def _neighbour_sum(xp, x: TensorLike, /, radius: int) -> Tensor:
-    """The sum over the channels at a distance of at most `radius`: its own adjoint."""
+    """Return the sum over the channels within `radius`. The op is its own adjoint."""
     return _neighbours(xp, x, radius)
 
 
@@ -387,17 +387,17 @@ def local_response_normalization(
     alpha: float = 1.0,
     beta: float = 0.5,
 ) -> Tensor:
-    """Return x over `(bias + alpha * s) ** beta`, where s sums `x²` over neighbouring channels.
+    """Return `x / (bias + alpha * s) ** beta`, where s sums `x²` over neighboring channels.
 
     Args:
         x: Images, (batch, height, width, channels), or one image without the batch axis.
-        depth_radius: The largest distance of neighbours.
+        depth_radius: The largest distance of a neighboring channel.
         bias, alpha, beta: Numbers.
 
     Returns:
         A Tensor of x's shape. Integers become the default dtype.
 
-    Raises ShapeError for a wrong rank, ArgumentError for a negative or fractional radius.
+    Raises ShapeError for a wrong rank, and ArgumentError for a negative or fractional radius.
 
     Op type: `LRN`. Source: `tf.localResponseNormalization` of TensorFlow.js.
 
@@ -407,6 +407,8 @@ def local_response_normalization(
     """
     name = "local_response_normalization"
     if type(depth_radius) is not int or depth_radius < 0:
-        raise ArgumentError(f"{name}: depth_radius is an int of 0 or more, got {depth_radius!r}")
+        raise ArgumentError(
+            f"{name}: depth_radius must be an int of 0 or more, got {depth_radius!r}"
+        )
     x, single = windows.as_batch(name, x, 2)
     return windows.without_batch(_lrn(x, depth_radius, bias, alpha, beta), single)

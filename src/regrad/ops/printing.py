@@ -1,7 +1,7 @@
-"""Tensors as text: `t.print()` as TensorFlow.js writes it, `repr` as NumPy does.
+"""Tensors as text: `t.print()` follows TensorFlow.js, `repr` follows NumPy.
 
-`str` is TensorFlow.js's as well, but where that would round numbers away it uses exponents, by
-NumPy's rule.
+`str` follows TensorFlow.js as well. Where TensorFlow.js would round digits away, `str` uses
+exponents, by NumPy's rule.
 """
 
 from __future__ import annotations
@@ -20,19 +20,20 @@ from regrad.errors import ArgumentError
 if TYPE_CHECKING:
     from regrad.core.tensor import Tensor
 
-OPTIONS: dict[str, Any] = {}  # of NumPy's, as `set_printoptions` has set them
-SHOWN_WHOLE = 20  # an axis longer than this shows its first and last EDGE entries
+OPTIONS: dict[str, Any] = {}  # options of NumPy, set by `set_printoptions`
+SHOWN_WHOLE = 20  # a longer axis shows only its first and last EDGE entries
 EDGE = 3
 DECIMALS = 7
 
 
 def to_string(t: TensorLike, verbose: bool = False) -> str:
-    """A Tensor or Variable as TensorFlow.js prints it; `verbose` adds dtype, rank and shape.
+    """Return a Tensor or Variable as TensorFlow.js prints it.
 
-    Numbers are rounded to seven decimals (a scalar is shown in full), columns are padded to
-    one width, and of an axis longer than 20 the first and last three entries are shown.
+    `verbose` adds dtype, rank and shape. Numbers are rounded to seven decimals (a scalar is shown
+    in full), columns are padded to the same width, and an axis longer than 20 shows its first and
+    last three entries.
 
-    Source: `Tensor.toString` of TensorFlow.js, reproduced to the blank.
+    Source: `Tensor.toString` of TensorFlow.js, reproduced character by character.
 
     >>> import regrad as rg
     >>> rg.tensor([[1, 20], [300, 1 / 3]]).print()
@@ -46,10 +47,10 @@ def to_string(t: TensorLike, verbose: bool = False) -> str:
 
 
 def text_of(t: TensorLike) -> str:
-    """A Tensor or Variable as `str` returns it: TensorFlow.js's text, with exponents where needed.
+    """Return a Tensor or Variable as `str` shows it.
 
-    They are needed where NumPy uses them: for numbers from 1e8, below 1e-4, or that differ by a
-    factor of more than 1000. Such values are laid out by NumPy.
+    The format follows TensorFlow.js, except where NumPy uses exponents: for numbers from 1e8, below
+    1e-4, or that differ by a factor of more than 1000. NumPy formats such values.
 
     >>> import regrad as rg
     >>> print(rg.tensor([1e-9, 2e-9]))
@@ -91,20 +92,20 @@ def set_printoptions(
     linewidth: int | None = None,
     suppress: bool | None = None,
 ) -> None:
-    """Set how `str` and `repr` show Tensors; without arguments, as NumPy's options say.
+    """Set how `str` and `repr` show Tensors. Without arguments, restore NumPy's options.
 
     Args:
-        precision: Digits after the point.
-        threshold: Elements from which on a Tensor is shown in part.
-        edgeitems: Entries at each end of an axis that is shown in part.
-        linewidth: Characters in a line.
-        suppress: Whether small numbers are shown as 0, and no exponents are used.
+        precision: The number of digits after the decimal point.
+        threshold: The number of elements from which a Tensor is abbreviated.
+        edgeitems: The number of entries at each end of an abbreviated axis.
+        linewidth: The number of characters per line.
+        suppress: Whether to show small numbers as 0 and to avoid exponents.
 
-    Options that are left out are those of `numpy.set_printoptions`. `t.print()` and `str` of
-    numbers that need no exponents are TensorFlow.js's text, which has no options.
+    Omitted options have the values of `numpy.set_printoptions`. `t.print()`, and `str` of numbers
+    that need no exponents, follow TensorFlow.js, which has no options.
 
     Raises:
-        ArgumentError: NumPy does not take an option.
+        ArgumentError: NumPy rejects an option.
 
     Source: `numpy.set_printoptions`.
 
@@ -129,10 +130,10 @@ def set_printoptions(
 
 
 def to_html(t: TensorLike) -> str:
-    """A Tensor or Variable as a notebook shows it: dtype and shape, and a table of its values.
+    """Return a Tensor or Variable as notebooks show it: dtype, shape, and a table of its values.
 
-    Of an axis longer than 20 the first and last three entries are shown; more than two axes as
-    text.
+    An axis longer than 20 shows its first and last three entries. Tensors of rank 3 or more are
+    shown as text.
     """
     from html import escape
 
@@ -147,7 +148,7 @@ def to_html(t: TensorLike) -> str:
 
 
 def _ends(items: Any) -> list[Any]:
-    """The first and last entries along an axis that is long, and "…" between them."""
+    """Return the first and last entries of a long axis, with "…" between them."""
     return ["…" if i is None else items[i] for i in _show_places(len(items))]
 
 
@@ -162,7 +163,7 @@ def _is_float(x: Any) -> bool:
 
 
 def _held(t: TensorLike) -> Tensor:
-    """Return the Tensor that a Variable holds, by a read that is not differentiated."""
+    """Return the Tensor that a Variable holds, without recording the read on a tape."""
     return getattr(t, "_tensor", t)
 
 
@@ -183,13 +184,13 @@ def _lines(t: TensorLike) -> list[str]:
 
 
 def _plain(t: TensorLike) -> np.ndarray:
-    """The values under a dtype whose elements are Python numbers (bfloat16's are not)."""
+    """Return the values. bfloat16 becomes float32, as its elements are not Python numbers."""
     values = t._values()
     return values.astype(np.float32) if values.dtype.kind == "V" else values
 
 
 def _show_places(size: int) -> Iterator[int | None]:
-    """The entries of an axis that are shown; None where some are left out."""
+    """Yield the indices of an axis that are shown, and None where entries are left out."""
     if size <= SHOWN_WHOLE:
         yield from range(size)
     else:
@@ -197,7 +198,7 @@ def _show_places(size: int) -> Iterator[int | None]:
 
 
 def _widths(values: np.ndarray) -> dict[int, int]:
-    """The widest text in each shown column, over all rows, shown or not; rank 1 is not padded."""
+    """Return the width of each shown column over all rows, shown or not; none for rank 1."""
     if values.ndim == 1 or not values.size:
         return {}
     rows = values.reshape(-1, values.shape[-1])
@@ -205,8 +206,8 @@ def _widths(values: np.ndarray) -> dict[int, int]:
 
 
 def _width(column: np.ndarray) -> int:
-    """The widest text of a column, found as soon as one is as long as any can be."""
-    numbers = np.unique(column).tolist()  # sorted, so the first or the last is the longest
+    """Return the width of a column. The search stops at the maximal possible width."""
+    numbers = np.unique(column).tolist()  # sorted, so the longest is the first or the last
     longest = max(_most(numbers[0]), _most(numbers[-1]))
     width = 0
     for value in numbers:
@@ -217,16 +218,16 @@ def _width(column: np.ndarray) -> int:
 
 
 def _most(value: Any) -> float:
-    """Return the length of the longest text of a number with as many digits before the point."""
+    """Return the maximal width of a number that has this number of digits before the point."""
     if isinstance(value, float) and math.isfinite(value):
         return len(f"{value:.{DECIMALS}f}")
     return math.inf
 
 
 def _block(values: np.ndarray, widths: dict[int, int], last: bool) -> list[str]:
-    """The lines of an array inside its brackets. One between others ends with blank lines.
+    """Return the lines of an array within its brackets. All but the last end with blank lines.
 
-    TensorFlow.js writes an axis that makes a single line as ` [[1, 2],]`, and so do we.
+    TensorFlow.js writes an axis with a single line as ` [[1, 2],]`. regrad does the same.
     """
     if values.ndim == 1:
         return [_row(values, widths)]
@@ -248,16 +249,16 @@ def _row(values: np.ndarray, widths: dict[int, int]) -> str:
     return f"[{', '.join(items)}]"
 
 
-# -- numbers as JavaScript writes them -----------------------------------------------------------
+# -- numbers in JavaScript's format --------------------------------------------------------------
 
 
 def _scalar(value: Any) -> str:
-    """A tensor of rank 0: the number in full."""
+    """Return the text of a tensor of rank 0, the number in full."""
     return number(value) if isinstance(value, float) else _text(value)
 
 
 def _text(value: Any) -> str:
-    """An element, rounded."""
+    """Return the text of an element, rounded."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, complex):
@@ -266,8 +267,8 @@ def _text(value: Any) -> str:
 
 
 def _rounded(value: float) -> float:
-    """`value` to seven decimals; an exact tie goes away from zero (`round` goes to even)."""
-    if not abs(value) < 1e21:  # NaN too
+    """Round `value` to seven decimals, with ties away from zero. (`round` has ties to even.)"""
+    if not abs(value) < 1e21:  # also true for NaN
         return value
     over, under = abs(value).as_integer_ratio()
     unit = 10**DECIMALS
@@ -275,9 +276,9 @@ def _rounded(value: float) -> float:
 
 
 def number(value: float) -> str:
-    """A double as JavaScript writes it: `3`, `0.1`, `1e-7`, `1e+21`, `NaN`, `-Infinity`.
+    """Format a double like JavaScript: `3`, `0.1`, `1e-7`, `1e+21`, `NaN`, `-Infinity`.
 
-    NumPy finds the same shortest digits; exponents begin where JavaScript has them.
+    NumPy finds the same shortest digits. Exponents begin at JavaScript's limits.
     """
     if not math.isfinite(value):
         return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
@@ -290,9 +291,9 @@ def number(value: float) -> str:
 
 
 def repr_of(t: TensorLike) -> str:
-    """A Tensor or Variable in NumPy's style, always with the dtype.
+    """Return a Tensor or Variable in NumPy's format, always with the dtype.
 
-    The shape is shown where the values do not tell it.
+    The shape is shown where it does not follow from the values.
 
     >>> import regrad as rg
     >>> rg.tensor([0, 1])

@@ -28,13 +28,13 @@ from regrad.ops.scan import cumulative_prod
 
 
 def _as_floating(x: TensorLike) -> Any:
-    """x as a Tensor of floats; integers and bools get the default dtype."""
+    """Return x as a Tensor of floats. Integers and bools get the default dtype."""
     x = dispatch.lift(x)
     return x if is_inexact(x.dtype) else astype(x, get_default_dtype())
 
 
 def widened(x: Tensor) -> Tensor:
-    """Return x, if it is of halves in single precision, which holds sums and counts of many."""
+    """Return x, with halves cast to single precision, which represents large sums and counts."""
     return astype(x, backends.FLOAT) if backends.is_half(x.dtype) else x
 
 
@@ -43,7 +43,7 @@ def _of_dtype(x: TensorLike, dtype: DTypeLike | None) -> Any:
 
 
 def _count(shape: tuple[int, ...], axis: Axis) -> int:
-    """The number of elements that a reduction combines into one."""
+    """Return the number of elements that a reduction combines into one."""
     return math.prod(shape[i] for i in normalized_axes(axis, len(shape)))
 
 
@@ -60,7 +60,7 @@ gradient("Sum")(lambda dy, x_shape, axis, keepdims: unreduce(dy, x_shape, axis, 
 
 @op("Unreduce")
 def unreduce(xp, x: TensorLike, /, shape: tuple[int, ...], axis: Axis, keepdims: bool) -> Tensor:
-    """A reduced tensor spread back over the axes that were reduced: the adjoint of `sum`."""
+    """Broadcast a reduced tensor back over the reduced axes: the adjoint of `sum`."""
     return _spread_back(xp, x, shape, axis, keepdims)
 
 
@@ -83,8 +83,8 @@ def sum(
 ) -> Tensor:
     """Return the sum over `axis` (all axes by default); 0 for no elements.
 
-    Small integers and bools are summed as the default integer, as the standard says. With
-    `dtype` x is converted first.
+    Small integers and bools are summed as the default integer, as the standard requires. With
+    `dtype`, x is cast first.
 
     Returns:
         A Tensor of x's shape without the reduced axes. Floats keep x's dtype.
@@ -130,7 +130,7 @@ gradient("Mean")(lambda dy, x_shape, axis, keepdims: unreduce_mean(dy, x_shape, 
 def unreduce_mean(
     xp, x: TensorLike, /, shape: tuple[int, ...], axis: Axis, keepdims: bool
 ) -> Tensor:
-    """A mean spread back in equal shares over the axes that were reduced: `mean`'s adjoint."""
+    """Spread a mean back in equal shares over the reduced axes: the adjoint of `mean`."""
     count = builtins.max(_count(shape, axis), 1)
     share = backends.in_single(lambda xp, x: x / count, xp, x)
     return _spread_back(xp, share, shape, axis, keepdims)
@@ -150,7 +150,7 @@ def _prod(xp, x: TensorLike, /, *, axis: Axis = None, keepdims: bool = False) ->
 @gradient("Prod")
 def _(dy, x, axis, keepdims):
     dx = unreduce(dy, x.shape, axis, keepdims)
-    for i in normalized_axes(axis, x.ndim):  # the product of all others, one axis at a time
+    for i in normalized_axes(axis, x.ndim):  # the product of all other elements, axis by axis
         before = cumulative_prod(x, axis=i, exclusive=True)
         after = cumulative_prod(x, axis=i, exclusive=True, reverse=True)
         dx = dx * (before * after)
@@ -164,8 +164,8 @@ def prod(
 ) -> Tensor:
     """Return the product over `axis` (all axes by default); 1 for no elements.
 
-    The gradient is the product of the other elements, and right where factors are 0 as well, at
-    any order. With `dtype` x is converted first.
+    The gradient is the product of the other elements. It is also correct where elements are 0, at
+    any order. With `dtype`, x is cast first.
 
     Returns:
         A Tensor of x's shape without the reduced axes. Floats keep x's dtype.
@@ -188,8 +188,8 @@ def _extremum(xp: Namespace, name: str, x: Array, axis: Axis, keepdims: bool) ->
         raise DTypeError(f"{name}: complex numbers have no order. Take abs(x) or real(x) first.")
     if not _count(tuple(x.shape), axes):
         raise ShapeError(
-            f"{name}: there is no {name} of no elements; x has the shape {tuple(x.shape)} and the "
-            f"axis is {axis}. Pad x, or treat the empty case apart."
+            f"{name}: undefined for no elements; x has the shape {tuple(x.shape)} and the "
+            f"axis is {axis}. Pad x, or handle the empty case separately."
         )
     return getattr(xp, name)(x, axis=axes, keepdims=keepdims)
 
@@ -237,7 +237,7 @@ def min(xp, x: TensorLike, /, *, axis: Axis = None, keepdims: bool = False) -> T
 
 
 def _to_ties(dy, x, y, axis, keepdims):
-    # a NaN makes the result NaN; it owns the gradient then, and stays visible
+    # NaN makes the result NaN. The gradient then goes to the NaN, so that it stays visible
     tied = logical_or(x == unreduce(y, x.shape, axis, keepdims), isnan(x))
     count = _sum(tied, axis=axis, keepdims=keepdims)
     share = astype(widened(dy) / count, dy.dtype) if backends.is_half(dy.dtype) else dy / count
@@ -248,11 +248,11 @@ gradient("Max")(_to_ties)
 gradient("Min")(_to_ties)
 
 
-# -- bools, counts, places -----------------------------------------------------------------------
+# -- bools, counts, indices ----------------------------------------------------------------------
 
 
 def _truth(xp: Namespace, x: Array) -> Array:
-    """Return which elements are not 0. (`jnp.any` reads only real parts of complex numbers.)"""
+    """Return which elements are not 0. (`jnp.any` reads only the real part of complex numbers.)"""
     return x if x.dtype == xp.bool else x != 0
 
 
@@ -261,7 +261,7 @@ def any(xp, x: TensorLike, /, *, axis: Axis = None, keepdims: bool = False) -> T
     """Return whether any element over `axis` is true (not 0); False for no elements.
 
     Returns:
-        A Tensor of bools, of x's shape without the reduced axes. It has no gradient.
+        A Tensor of bools, of x's shape without the reduced axes. The result has no gradient.
 
     Source: the Array API standard.
 
@@ -276,7 +276,7 @@ def all(xp, x: TensorLike, /, *, axis: Axis = None, keepdims: bool = False) -> T
     """Return whether all elements over `axis` are true (not 0); True for no elements.
 
     Returns:
-        A Tensor of bools, of x's shape without the reduced axes. It has no gradient.
+        A Tensor of bools, of x's shape without the reduced axes. The result has no gradient.
 
     Source: the Array API standard.
 
@@ -288,10 +288,10 @@ def all(xp, x: TensorLike, /, *, axis: Axis = None, keepdims: bool = False) -> T
 
 @op("CountNonzero")
 def count_nonzero(xp, x: TensorLike, /, *, axis: Axis = None, keepdims: bool = False) -> Tensor:
-    """Return how many elements over `axis` are not 0.
+    """Return the number of elements over `axis` that are not 0.
 
     Returns:
-        A Tensor of integers, of x's shape without the reduced axes. It has no gradient.
+        A Tensor of integers, of x's shape without the reduced axes. The result has no gradient.
 
     Source: the Array API standard.
 
@@ -306,8 +306,7 @@ def _place(xp: Namespace, name: str, x: Array, axis: int | None, keepdims: bool)
     axis = axis if axis is None else normalized_axis(axis, x.ndim)
     if 0 in (shape if axis is None else (shape[axis],)):
         raise ShapeError(
-            f"{name}: there is no place to find in no elements; x has the shape {shape} and the "
-            f"axis is {axis}"
+            f"{name}: undefined for no elements; x has the shape {shape} and the axis is {axis}"
         )
     if x.dtype == xp.bool:
         x = backends.cast(xp, x, np.uint8)
@@ -316,14 +315,14 @@ def _place(xp: Namespace, name: str, x: Array, axis: int | None, keepdims: bool)
 
 @op("ArgMax", real=True)
 def argmax(xp, x: TensorLike, /, *, axis: int | None = None, keepdims: bool = False) -> Tensor:
-    """Return the index of the largest element along `axis`, the first of equal ones.
+    """Return the index of the largest element along `axis`; for ties, the first index.
 
     Args:
-        axis: The axis; None for the index into x flattened.
+        axis: The axis. None returns the index into the flattened x.
 
     Returns:
         A Tensor of integers (int64, or JAX's default integers), of x's shape without the axis.
-        It has no gradient.
+        The result has no gradient.
 
     Raises:
         ShapeError: there are no elements.
@@ -339,14 +338,14 @@ def argmax(xp, x: TensorLike, /, *, axis: int | None = None, keepdims: bool = Fa
 
 @op("ArgMin", real=True)
 def argmin(xp, x: TensorLike, /, *, axis: int | None = None, keepdims: bool = False) -> Tensor:
-    """Return the index of the smallest element along `axis`, the first of equal ones.
+    """Return the index of the smallest element along `axis`; for ties, the first index.
 
     Args:
-        axis: The axis; None for the index into x flattened.
+        axis: The axis. None returns the index into the flattened x.
 
     Returns:
         A Tensor of integers (int64, or JAX's default integers), of x's shape without the axis.
-        It has no gradient.
+        The result has no gradient.
 
     Raises:
         ShapeError: there are no elements.
@@ -376,7 +375,7 @@ def allclose(
         equal_nan: Whether NaN is close to NaN.
 
     Returns:
-        A Tensor of one bool, which `if` and `bool` take. It has no gradient.
+        A Tensor with a single bool, for use with `if` and `bool`. The result has no gradient.
 
     A composition of `IsClose` and `All`. Source: `numpy.allclose`.
 
@@ -398,7 +397,7 @@ def _squared_size(x: Tensor) -> Tensor:
 
 
 def _sqrt_or_zero(x: Tensor) -> Tensor:
-    """The square root, with the gradient 0 at 0 (for lengths and deviations, which end there)."""
+    """Return the square root with gradient 0 at 0, for lengths and deviations."""
     return or_zero(sqrt(where(x == 0, 1, x)), x)
 
 
@@ -408,11 +407,12 @@ def var(
 ) -> Tensor:
     """Return the variance over `axis` (all axes by default).
 
-    The squared deviations from the mean are summed and divided by `n - correction`; with
-    `correction=1` that is the unbiased estimate from a sample. NaN if n is not greater.
+    The sum of squared deviations from the mean is divided by `n - correction`. With
+    `correction=1`, the result is the unbiased estimate from a sample. The result is NaN unless n
+    is greater than `correction`.
 
     Args:
-        correction: What is subtracted from the number of elements.
+        correction: Subtracted from the number of elements.
 
     Returns:
         A Tensor of x's shape without the reduced axes, and of x's dtype; real for complex x.
@@ -441,13 +441,13 @@ def std(
     The gradient is 0 where the result is 0.
 
     Args:
-        correction: What is subtracted from the number of elements; see `var`.
+        correction: Subtracted from the number of elements; see `var`.
 
     Returns:
         A Tensor of x's shape without the reduced axes, and of x's dtype; real for complex x.
         Integers and bools become the default dtype.
 
-    A composition, in which `Sqrt` can be overridden. Source: the Array API standard.
+    A composition in which `Sqrt` can be overridden. Source: the Array API standard.
 
     >>> rg.std([[1.0, 3.0], [5.0, 5.0]], axis=1)
     Tensor([1., 0.], dtype=float32)
@@ -460,7 +460,7 @@ def moments(x: TensorLike, axis: Axis = None, keepdims: bool = False) -> tuple[T
     """Return the mean and the variance over `axis` (all axes by default).
 
     Returns:
-        Two Tensors of x's shape without the reduced axes, and of x's dtype; the variance of
+        Two Tensors of x's shape without the reduced axes, and of x's dtype. The variance of
         complex numbers is real. Integers and bools become the default dtype.
 
     A composition of `Mean`, `Square` and others. Source: `tf.moments` of TensorFlow.js.
@@ -476,7 +476,7 @@ def moments(x: TensorLike, axis: Axis = None, keepdims: bool = False) -> tuple[T
 
 
 def _without(x: Tensor, axis: Axis) -> Tensor:
-    """x without its reduced axes."""
+    """Return x without its reduced axes."""
     return squeeze(x, normalized_axes(axis, x.ndim))
 
 
@@ -484,8 +484,8 @@ def _without(x: Tensor, axis: Axis) -> Tensor:
 def logsumexp(x: TensorLike, /, *, axis: Axis = None, keepdims: bool = False) -> Tensor:
     """Return `log(sum(exp(x)))` over `axis` (all axes by default), without overflow.
 
-    Elements of -inf do not count, in the value or in the gradient. The result is -inf where no
-    element counts.
+    Elements of -inf contribute to neither the value nor the gradient. If all elements are -inf,
+    the result is -inf.
 
     Returns:
         A Tensor of x's shape without the reduced axes, and of x's dtype.
@@ -506,7 +506,7 @@ def logsumexp(x: TensorLike, /, *, axis: Axis = None, keepdims: bool = False) ->
 
 
 def _finite_top(x: Tensor, axis: Axis) -> Any:
-    """The largest elements as constants; 0 where they are infinite or there are none."""
+    """Return the largest elements as constants; 0 where they are infinite or do not exist."""
     if builtins.any(type(n) is int and n == 0 for n in x.shape):
         return 0.0
     top = max(stop_gradient(x), axis=axis, keepdims=True)
@@ -517,13 +517,13 @@ def _finite_top(x: Tensor, axis: Axis) -> Any:
 def vector_norm(
     x: TensorLike, /, *, axis: Axis = None, keepdims: bool = False, ord: float = 2
 ) -> Tensor:
-    """Return the `ord`-norm of vectors along `axis` (of all elements by default).
+    """Return the `ord`-norm of vectors along `axis` (by default, of all elements).
 
     The gradient at a vector of zeros is 0.
 
     Args:
         ord: 2 (the length), 1, any other number p for `sum(abs(x)**p)**(1/p)`, `inf` or `-inf` for
-            the largest or smallest absolute value, or 0 for the number of elements that are not 0.
+            the largest or smallest absolute value, or 0 for the number of nonzero elements.
 
     Returns:
         A Tensor of x's shape without the reduced axes, and of x's dtype; real for complex x.
@@ -552,12 +552,12 @@ def vector_norm(
 
 
 def _power_norm(sizes: Tensor, axis: Axis, keepdims: bool, p: float) -> Tensor:
-    """`sum(sizes**p)**(1/p)`. Both powers have a kink at 0; the gradient is 0 there."""
+    """Return `sum(sizes**p)**(1/p)`. Both powers have a kink at 0, where the gradient is 0."""
     at_zero = 0.0 if p > 0 else math.inf
     zero = sizes == 0
     total = sum(where(zero, at_zero, pow(where(zero, 1, sizes), p)), axis=axis, keepdims=keepdims)
     zero = total == at_zero
-    x = where(zero, 0, where(total == 0, 1, total))  # (below 0, a total of 0 is of infinities)
+    x = where(zero, 0, where(total == 0, 1, total))  # (for p < 0, infinite sizes have the total 0)
     return or_zero(pow(where(zero, 1, total), 1 / p), x)
 
 
@@ -566,7 +566,7 @@ def trace(x: TensorLike, /, *, offset: int = 0, dtype: DTypeLike | None = None) 
     """Return the sums of the diagonals of matrices.
 
     Args:
-        offset: Which diagonal: 0 for the main one, positive above it, negative below.
+        offset: The diagonal: 0 for the main one, positive above it, negative below.
 
     Returns:
         A Tensor of x's shape without the last two axes. Floats keep x's dtype.

@@ -1,4 +1,4 @@
-"""The steps that the kernels of gathers and scatters share, in each library."""
+"""The steps that the kernels of gathers and scatters share, for each library."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from regrad.core.backends import Array, Namespace
 from regrad.core.shapes import shifted_shape
 from regrad.errors import DTypeError, IndexRangeError
 
-# -- what the kernels share ----------------------------------------------------------------------
+# -- steps shared by the kernels -----------------------------------------------------------------
 
 
 def _is_jax(xp: Namespace) -> bool:
@@ -21,16 +21,16 @@ def _is_jax(xp: Namespace) -> bool:
 
 
 def _as_index(xp: Namespace, ids: Array) -> Array:
-    """Integers of any dtype under the dtype that the library indexes by."""
+    """Cast integers of any dtype to the library's index dtype."""
     if ids.dtype == xp.bool:
-        raise DTypeError("indices are integers, got bools. Select by a mask with x[mask].")
+        raise DTypeError("indices must be integers, got bools. Select by a mask with x[mask].")
     if _is_jax(xp):
         return ids.astype(int)
     return backends.cast(xp, ids, np.intp)
 
 
 def _in_range(xp: Namespace, ids: Array, n: int) -> Array:
-    """Indices into an axis of size n as non-negative ones."""
+    """Return indices into an axis of size n as non-negative indices."""
     ids = _as_index(xp, ids)
     if _is_jax(xp):
         return xp.clip(xp.where(ids < 0, ids + n, ids), 0, max(n - 1, 0))
@@ -45,22 +45,22 @@ def _in_range(xp: Namespace, ids: Array, n: int) -> Array:
 
 
 def _zeros(xp: Namespace, shape: Sequence[int], like: Array) -> Array:
-    """Zeros of the dtype of an array, on its device."""
+    """Return zeros with the dtype and the device of an array."""
     return xp.zeros(tuple(shape), dtype=like.dtype, **backends.placed_like(like))
 
 
 def _count_up(xp: Namespace, n: int, like: Array) -> Array:
-    """`[0, …, n - 1]`, on the device of an array."""
+    """Return `[0, …, n - 1]` on the device of an array."""
     return xp.arange(n, **backends.placed_like(like))
 
 
 def _at(xp: Namespace, x: Array, index: Array) -> Array:
-    """`x[index]`; JAX clips the indices that are out of range."""
+    """Return `x[index]`. JAX clips indices that are out of range."""
     return x.at[index].get(mode="clip") if _is_jax(xp) else x[index]
 
 
 def _pick(xp: Namespace, x: Array, ids: Array, axis: int) -> Array:
-    """Elements of x along an axis, by indices of x's rank."""
+    """Return elements of x along an axis, by indices of x's rank."""
     if xp is np:
         return np.take_along_axis(x, _as_index(xp, ids), axis)
     ids = _in_range(xp, ids, x.shape[axis])
@@ -70,24 +70,24 @@ def _pick(xp: Namespace, x: Array, ids: Array, axis: int) -> Array:
 
 
 def _sums(xp: Namespace, x: Array, axes: tuple[int, ...], keepdims: bool) -> Array:
-    """The sums over axes (of NumPy's arrays without the detour that `np.sum` takes)."""
+    """Return the sums over axes. For NumPy arrays this avoids the overhead of `np.sum`."""
     if xp is not np:
         return xp.sum(x, axis=axes, keepdims=keepdims)
-    # (halves are added in single precision, as in JAX: 256 + 1 is 256 in bfloat16)
+    # (halves are summed in single precision, as in JAX, because 256 + 1 is 256 in bfloat16)
     if x.dtype.itemsize == 2 and backends.is_half(x.dtype):
         return np.add.reduce(x, axes, np.float32, keepdims=keepdims).astype(x.dtype)
     return np.add.reduce(x, axes, keepdims=keepdims)
 
 
 def _tops(xp: Namespace, x: Array, axes: tuple[int, ...]) -> Array:
-    """The largest elements along axes that are kept (likewise without a detour)."""
+    """Return the largest elements along axes, with keepdims, also without NumPy's overhead."""
     if xp is np:
         return np.maximum.reduce(x, axes, keepdims=True)
     return xp.max(x, axis=axes, keepdims=True)
 
 
 def _put(xp: Namespace, x: Array, index: Array, values: Array) -> Array:
-    """A copy of x with other values at an index."""
+    """Return a copy of x with other values at an index."""
     if _is_jax(xp):
         return x.at[index].set(values)
     y = x.copy() if xp is np else x.clone()
@@ -96,7 +96,7 @@ def _put(xp: Namespace, x: Array, index: Array, values: Array) -> Array:
 
 
 def _add_rows(xp: Namespace, n: int, ids: Array, rows: Array) -> Array:
-    """n rows of zeros with `rows[k]` added at `ids[k]`, which are all in range."""
+    """Return n rows of zeros with `rows[k]` added at `ids[k]`. All ids must be in range."""
     y = _zeros(xp, (n, rows.shape[1]), rows)
     if _is_jax(xp):
         return y.at[ids].add(rows)
@@ -105,7 +105,7 @@ def _add_rows(xp: Namespace, n: int, ids: Array, rows: Array) -> Array:
     width = rows.shape[1]
     if width >= 16 and rows.size >= 1 << 14 and rows.dtype in (np.float32, np.float64):
         return _add_rows_sparse(n, ids, rows)
-    if width > 1 and rows.size > 256:  # add.at is fast for flat arrays only
+    if width > 1 and rows.size > 256:  # add.at is fast only for flat arrays
         flat = (ids[:, None] * width + np.arange(width)).ravel()
         np.add.at(y.reshape(-1), flat, rows.ravel())
     else:
@@ -114,7 +114,7 @@ def _add_rows(xp: Namespace, n: int, ids: Array, rows: Array) -> Array:
 
 
 def _add_rows_sparse(n: int, ids: Array, rows: Array) -> Any:
-    """The same by a sparse matrix product: several times faster for wide rows."""
+    """Compute `_add_rows` by a sparse matrix product, several times faster for wide rows."""
     from scipy.sparse import csc_array
 
     k = len(ids)
@@ -123,7 +123,7 @@ def _add_rows_sparse(n: int, ids: Array, rows: Array) -> Any:
 
 
 def _linear(xp: Namespace, indices: Array, sizes: Sequence[int]) -> Array:
-    """Index vectors (on the last axis) into leading axes of these sizes, as flat row numbers."""
+    """Return index vectors into leading axes of these sizes as flat row numbers."""
     ids = _zeros(xp, (math.prod(indices.shape[:-1]),), _as_index(xp, indices))
     for axis, n in enumerate(sizes):
         ids = ids * n + xp.reshape(_in_range(xp, indices[..., axis], n), (-1,))
@@ -131,7 +131,7 @@ def _linear(xp: Namespace, indices: Array, sizes: Sequence[int]) -> Array:
 
 
 def _permute(xp: Namespace, x: Array, block: int, count: int, to: int) -> Array:
-    """x with the `count` axes from `block` on moved to `to`."""
+    """Move the `count` axes that start at `block` to position `to`."""
     if block == to or count == 0:
         return x
     return xp.permute_dims(x, shifted_shape(range(x.ndim), block, count, to))

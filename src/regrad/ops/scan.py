@@ -25,12 +25,12 @@ from regrad.ops.slicing import pad
 
 
 def _between(axis: int, start: int | None, stop: int | None) -> tuple[slice, ...]:
-    """The index of a range of places along one axis."""
+    """Return the index of a range along one axis."""
     return (slice(None),) * axis + (slice(start, stop),)
 
 
 def _move(xp: Namespace, x: Array, forward: bool, axis: int, fill: complex) -> Array:
-    """x moved by one place along an axis; `fill` enters."""
+    """Shift x by one position along an axis, and insert `fill`."""
     if not x.shape[axis]:
         return x
     entering = xp.full_like(x[_between(axis, 0, 1)], fill)
@@ -40,7 +40,7 @@ def _move(xp: Namespace, x: Array, forward: bool, axis: int, fill: complex) -> A
 
 @op("Shift")
 def _shift(xp, x: TensorLike, /, *, axis: int, forward: bool) -> Tensor:
-    """x moved by one place along an axis; 0 enters."""
+    """Shift x by one position along an axis, and insert 0."""
     return _move(xp, x, forward, normalized_axis(axis, x.ndim), 0)
 
 
@@ -65,29 +65,29 @@ def _run_scan(
     exclusive: bool,
     reverse: bool,
 ) -> Tensor:
-    """A scan of arguments that are checked and brought to the op's form."""
+    """Check the arguments of a scan, bring them to the op's form, and run it."""
     x = dispatch.lift(x if dtype is None else convert(dispatch.lift(x), as_numpy_dtype(dtype)))
     axis = _scan_axis(op.__name__, x, axis)
     if include_initial and exclusive:
         raise ArgumentError(
-            f"{op.__name__}: choose one of include_initial (starts with the empty scan and is one "
-            "longer than x) and exclusive (the same without the last)"
+            f"{op.__name__}: pass only one of include_initial (prepends the empty scan) and "
+            "exclusive (also drops the last element)"
         )
-    if include_initial:  # the exclusive scan of one element more, which does not count
+    if include_initial:  # an exclusive scan with one more element, whose value has no effect
         more = [(0, 0)] * x.ndim
         more[axis] = (1, 0) if reverse else (0, 1)
         x = pad(x, more)
     y = op(x, axis=axis, exclusive=exclusive or include_initial, reverse=reverse)
-    return y if dtype is None else convert(y, x.dtype)  # (small integers are summed as large ones)
+    return y if dtype is None else convert(y, x.dtype)  # (the sum of small integers is wider)
 
 
 def _scan_axis(name: str, x: Tensor, axis: int | None) -> int:
-    """The axis of a scan; only vectors may leave it out."""
+    """Return the axis of a scan. The axis is optional only for vectors."""
     if x.ndim == 0:
         raise ShapeError(f"{name}: a Tensor of rank 0 has no axis to run along; reshape it to (1,)")
     if axis is None and x.ndim > 1:
         raise ArgumentError(
-            f"{name}: x has the shape {x.shape}; say along which axis (axis=-1 is the last)"
+            f"{name}: x has the shape {x.shape}; pass an axis (axis=-1 is the last)"
         )
     return normalized_axis(axis or 0, x.ndim)
 
@@ -113,21 +113,21 @@ def cumulative_sum(
     exclusive: bool = False,
     reverse: bool = False,
 ) -> Tensor:
-    """Return the sums of the elements so far along an axis.
+    """Return the cumulative sums along an axis.
 
     Args:
-        axis: The axis, which may be left out if x has one.
-        dtype: The dtype to which x is converted first; by default x's, and the default integer
+        axis: The axis. It is optional if x has rank 1.
+        dtype: The dtype to which x is cast first. The default is x's dtype, or the default integer
             for bools and small integers.
-        include_initial: Whether a 0 comes before the first sum; the result is one longer.
-        exclusive: Whether each element is left out of its own sum, so that the first sum is 0.
-        reverse: Whether the sums run from the end.
+        include_initial: Whether to prepend a 0, which makes the result longer by one element.
+        exclusive: Whether to exclude each element from its own sum, so that the first sum is 0.
+        reverse: Whether to sum from the end.
 
     Returns:
         A Tensor of x's shape.
 
     Raises:
-        ArgumentError: `axis` is left out and x has several.
+        ArgumentError: `axis` is missing and x has several axes.
 
     Op type: `Cumsum`. Source: the Array API standard; `tf.cumsum`.
 
@@ -145,8 +145,9 @@ def _cumulative_prod(xp, x: TensorLike, /, *, axis: int, exclusive: bool, revers
 
 @gradient("Cumprod")
 def _(dy, x, axis, exclusive, reverse):
-    # dy[i] reaches x[k] times the product of the elements before x[k], and of those between
-    # k and i. The latter is a recurrence, which needs no division (x may have zeros).
+    # dy[i] reaches x[k] times the product of the elements before x[k] and the product of the
+    # elements between k and i. The second product is a recurrence, which needs no division (x may
+    # contain zeros).
     before = _cumulative_prod(x, axis=axis, exclusive=True, reverse=reverse)
     if exclusive:
         dy = _shift(dy, axis=axis, forward=reverse)
@@ -165,23 +166,23 @@ def cumulative_prod(
     exclusive: bool = False,
     reverse: bool = False,
 ) -> Tensor:
-    """Return the products of the elements so far along an axis.
+    """Return the cumulative products along an axis.
 
-    The gradient is right where elements are 0 as well, at any order.
+    The gradient is also correct where elements are 0, at any order.
 
     Args:
-        axis: The axis, which may be left out if x has one.
-        dtype: The dtype to which x is converted first; by default x's, and the default integer
+        axis: The axis. It is optional if x has rank 1.
+        dtype: The dtype to which x is cast first. The default is x's dtype, or the default integer
             for bools and small integers.
-        include_initial: Whether a 1 comes before the first product; the result is one longer.
-        exclusive: Whether each element is left out of its own product, so that the first is 1.
-        reverse: Whether the products run from the end.
+        include_initial: Whether to prepend a 1, which makes the result longer by one element.
+        exclusive: Whether to exclude each element from its own product, so that the first is 1.
+        reverse: Whether to multiply from the end.
 
     Returns:
         A Tensor of x's shape.
 
     Raises:
-        ArgumentError: `axis` is left out and x has several.
+        ArgumentError: `axis` is missing and x has several axes.
 
     Op type: `Cumprod`. Source: the Array API standard; `tf.math.cumprod`.
 
@@ -198,15 +199,16 @@ def linear_recurrence(
 ) -> Tensor:
     """Return `y[k] = x[k] + decay[k] * y[k-1]` along an axis.
 
-    It takes about log2(n) steps over whole arrays, not n over elements.
+    The computation takes about log2(n) steps over whole arrays, instead of n steps.
 
     Args:
-        decay: `decay[k]` links the places k-1 and k; the first has no effect. It broadcasts to x.
+        decay: `decay[k]` links positions k-1 and k. The first element has no effect. `decay`
+            broadcasts to x.
         reverse: Whether the recurrence runs from the end, `y[k] = x[k] + decay[k+1] * y[k+1]`
-            (discounted returns of rewards x).
+            (the discounted returns of rewards x).
 
     Returns:
-        A Tensor of the shape to which x and decay broadcast, of the dtype to which they promote.
+        A Tensor of the shape to which x and decay broadcast, with the dtype to which they promote.
 
     >>> rg.linear_recurrence(rg.tensor([1.0, 0.0, 0.0]), 0.5).print()
     Tensor
@@ -223,12 +225,12 @@ def linear_recurrence(
 
 def _recur(xp: Namespace, y: Array, links: Any, axis: int) -> Array:
     n, step = y.shape[axis], 1
-    if xp is np and y.size > 256 * n:  # long rows: NumPy is quicker place by place
+    if xp is np and y.size > 256 * n:  # for long rows, a loop over positions is faster in NumPy
         y, links = np.array(np.moveaxis(y, axis, 0)), np.moveaxis(links, axis, 0)
         for k in range(1, n):
             y[k] += links[k] * y[k - 1]
         return np.moveaxis(y, 0, axis)
-    while step < n:  # y[k] knows its last `step` places, links[k] links over them
+    while step < n:  # y[k] covers its last `step` positions, and links[k] is their product
         head, tail, before = (
             _between(axis, None, step), _between(axis, step, None), _between(axis, None, -step)
         )  # fmt: skip
@@ -255,15 +257,15 @@ def _(dy, decay, y, axis, reverse):
 def diff(
     x: TensorLike, /, *, axis: int = -1, n: int = 1, prepend: Any = None, append: Any = None
 ) -> Tensor:
-    """Return the differences of neighbours along an axis, taken `n` times.
+    """Return the differences of adjacent elements along an axis, `n` times.
 
     Args:
-        n: How often.
-        prepend: Values joined to the start of x first, a Tensor or array.
-        append: Values joined to the end of x first, a Tensor or array.
+        n: The number of times.
+        prepend: Values to join to the start of x first, a Tensor or array.
+        append: Values to join to the end of x first, a Tensor or array.
 
     Returns:
-        A Tensor of x's dtype, with n elements fewer along the axis.
+        A Tensor of x's dtype, with n fewer elements along the axis.
 
     Raises:
         ArgumentError: `n` is not an int.
@@ -280,12 +282,12 @@ def diff(
     parts = [part for part in (prepend, x, append) if part is not None]
     x = concat(parts, axis=axis) if len(parts) > 1 else x
     n, size = as_count(n, "n"), x.shape[axis]
-    for _ in range(min(n, size) if isinstance(size, int) else n):  # no more than empties x
+    for _ in range(min(n, size) if isinstance(size, int) else n):  # stop when x is empty
         x = getitem(x, _between(axis, 1, None)) - getitem(x, _between(axis, None, -1))
     return x
 
 
-# -- running extremes ----------------------------------------------------------------------------
+# -- cumulative extrema --------------------------------------------------------------------------
 
 
 def _run_extreme(xp: Namespace, x: Array, axis: int, largest: bool) -> Array:
@@ -311,7 +313,7 @@ def _cumulative_min(xp, x: TensorLike, /, *, axis: int) -> Tensor:
 
 @op("RunStarts")
 def _run_starts(xp, x: TensorLike, /, *, axis: int) -> Tensor:
-    """For each place the first place of its run of equal elements (a NaN equals all after it)."""
+    """Return for each position the start of its run of equal elements (NaN equals all after)."""
     old, new = x[_between(axis, None, -1)], x[_between(axis, 1, None)]
     starts = (old != new) & (old == old)
     first = xp.zeros_like(x[_between(axis, 0, 1)], dtype=xp.bool)
@@ -335,18 +337,18 @@ gradient("CumulativeMin")(_to_run_starts)
 
 @deferrable
 def cumulative_max(x: TensorLike, /, *, axis: int | None = None) -> Tensor:
-    """Return the largest element so far along an axis.
+    """Return the cumulative maximum along an axis.
 
-    Of equal elements the first has the gradient.
+    For equal elements, the first one gets the gradient.
 
     Args:
-        axis: The axis, which may be left out if x has one.
+        axis: The axis. It is optional if x has rank 1.
 
     Returns:
         A Tensor of x's shape and dtype.
 
     Raises:
-        ArgumentError: `axis` is left out and x has several.
+        ArgumentError: `axis` is missing and x has several axes.
 
     Op type: `CumulativeMax`. Source: `jax.lax.cummax`.
 
@@ -360,18 +362,18 @@ def cumulative_max(x: TensorLike, /, *, axis: int | None = None) -> Tensor:
 
 @deferrable
 def cumulative_min(x: TensorLike, /, *, axis: int | None = None) -> Tensor:
-    """Return the smallest element so far along an axis.
+    """Return the cumulative minimum along an axis.
 
-    Of equal elements the first has the gradient.
+    For equal elements, the first one gets the gradient.
 
     Args:
-        axis: The axis, which may be left out if x has one.
+        axis: The axis. It is optional if x has rank 1.
 
     Returns:
         A Tensor of x's shape and dtype.
 
     Raises:
-        ArgumentError: `axis` is left out and x has several.
+        ArgumentError: `axis` is missing and x has several axes.
 
     Op type: `CumulativeMin`. Source: `jax.lax.cummin`.
 

@@ -1,7 +1,7 @@
 """Slices and padding: ops that read or write blocks.
 
-They come in adjoint pairs, each the other's rule: StridedSlice/StridedSliceGrad, Slice/PadV2,
-MirrorPad/MirrorPadGrad.
+The ops come in adjoint pairs, and each is the other's rule: StridedSlice/StridedSliceGrad,
+Slice/PadV2, MirrorPad/MirrorPadGrad.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ from regrad.ops.creation_like import fitting, zeros_like
 from regrad.ops.rows import _add_rows, _is_jax, _put
 
 # -- slices --------------------------------------------------------------------------------------
-# Basic indexing is two ops with one attribute: an entry per axis, which is an int, None (a new
-# axis) or a window (first, count, step).
+# Basic indexing is two ops with one attribute. The attribute has an entry per axis: an int, None
+# (a new axis) or a window (first, count, step).
 
 Basic = tuple[int | Window | None, ...]
 
 
 def _windows(index: Basic) -> list[Window]:
-    """One window per axis of x: an int selects one element."""
+    """Return one window per axis of x. An int selects one element."""
     return [(e, 1, 1) if isinstance(e, int) else e for e in index if e is not None]
 
 
 def _embed(
     xp: Namespace, x: Array, shape: Sequence[int], windows: Sequence[Window], value: complex = 0
 ) -> Array:
-    """One value everywhere but in ascending windows, which hold x."""
+    """Fill an array with one value, except for ascending windows, which hold x."""
     if _is_jax(xp) and math.prod(x.shape):
         from jax import lax
 
@@ -74,7 +74,7 @@ def _strided_slice_grad(xp, x: TensorLike, /, *, shape: tuple[int, ...], index: 
 
 
 def _ascend(xp: Namespace, x: Array, windows: list[Window]) -> Array:
-    """Return the values that belong into windows, with one axis per window, and first to last."""
+    """Return the values for windows in ascending order, with one axis per window."""
     x = xp.reshape(x, tuple(count for _, count, _ in windows))
     back = flipped(windows)
     return xp.flip(x, axis=back) if back else x
@@ -88,8 +88,8 @@ def _strided_slice_update(xp, x: TensorLike, updates: TensorLike, /, *, index: B
     windows = _windows(index)
     updates = _ascend(xp, updates, windows)
     if updates.shape == x.shape:
-        # all of x. JAX would scatter at an empty index, which XLA makes a `map`; where that is
-        # reversed, XLA 0.10 ends the process ("Invalid binary instruction opcode map")
+        # The windows cover all of x. JAX would scatter at an empty index, which XLA compiles to
+        # a `map`. XLA 0.10 aborts if the map is reversed ("Invalid binary instruction opcode map").
         return updates
     place = tuple(as_slice(ascending(w)) for w in windows)
     return _put(xp, x, place, updates)
@@ -121,15 +121,15 @@ def slice(
     """Return a block of x.
 
     Args:
-        begin: The first index along each axis, one int or ints; there may be fewer than x has axes.
-        size: The shape of the block, where -1 means to the end; by default to the end everywhere.
+        begin: The first index along each axis, one int or ints, for the leading axes of x.
+        size: The shape of the block; -1 means to the end of the axis, which is also the default.
 
     Returns:
-        A Tensor of x's dtype and of the shape `size`; axes that are not named stay whole.
+        A Tensor of x's dtype and of the shape `size`. The remaining axes stay whole.
 
     Raises:
-        IndexRangeError: the block does not lie inside x.
-        ShapeError: there are more numbers than axes.
+        IndexRangeError: the block does not lie within x.
+        ShapeError: `begin` or `size` has more entries than x has axes.
 
     Op type: `Slice`. Source: `tf.slice`.
 
@@ -152,7 +152,7 @@ def slice(
         for b, s, n in zip(begin, (*size, *[-1] * more), x.shape, strict=True)
     )
     if any(b < 0 or s < 0 or b + s > n for b, s, n in zip(begin, size, x.shape, strict=True)):
-        raise IndexRangeError(f"slice: {begin} to {size} elements on is not within {x.shape}")
+        raise IndexRangeError(f"slice: the block from {begin} of size {size} exceeds {x.shape}")
     return _slice(x, begin=begin, size=size)
 
 
@@ -183,7 +183,7 @@ def _mirror_pad(xp, x: TensorLike, /, *, paddings: Paddings, mode: MirrorMode) -
 
 
 def _mirror(xp: Namespace, n: int, pair: tuple[int, int], mode: MirrorMode, like: Array) -> Array:
-    """Return which element of an axis of size n each element of the padded axis repeats."""
+    """Return for each element of the padded axis the index of the element that it repeats."""
     ids = np.pad(np.arange(n), pair, mode=mode)
     return xp.asarray(ids, **placed_like(like))
 
@@ -217,20 +217,20 @@ def pad(
     mode: str = "constant",
     constant_value: complex = 0,
 ) -> Tensor:
-    """Return x with more elements at the ends of its axes.
+    """Return x padded at the ends of its axes.
 
     Args:
         paddings: A pair `(before, after)` for each axis, or one int for all ends.
         mode: "constant" (`constant_value`), "reflect" (mirrored without the edge), "symmetric"
-            (mirrored with it) or "edge" (the edge repeated). Gradients of mirrored elements add
-            to those of the elements that they repeat.
+            (mirrored with the edge) or "edge" (the edge repeated). Gradients of repeated elements
+            add to the gradients of their originals.
         constant_value: The number for the mode "constant".
 
     Returns:
         A Tensor of x's dtype.
 
     Raises:
-        ArgumentError: another `mode`, or `paddings` are not one pair of ints of 0 or more for each
+        ArgumentError: `mode` is unknown, or `paddings` are not one pair of non-negative ints per
             axis.
 
     Op types: `PadV2`, and `MirrorPad` for the other modes. Source: `tf.pad`, `numpy.pad`.
@@ -243,7 +243,7 @@ def pad(
     pairs = _pairs(paddings, x.ndim)
     if mode not in ("constant", "reflect", "symmetric", "edge"):
         raise ArgumentError(
-            f"pad: mode is 'constant', 'reflect', 'symmetric' or 'edge', got {mode!r}"
+            f"pad: mode must be 'constant', 'reflect', 'symmetric' or 'edge', got {mode!r}"
         )
     if mode == "constant":
         _check_kind("pad", "constant_value", constant_value, x)
@@ -259,19 +259,19 @@ def _pairs(paddings: Any, ndim: int) -> Paddings:
     pairs = [as_ints(pair, "paddings") for pair in paddings if isinstance(pair, tuple | list)]
     if len(pairs) != ndim or len(paddings) != ndim or any(len(p) != 2 or min(p) < 0 for p in pairs):
         raise ArgumentError(
-            f"pad: paddings is one pair (before, after) of 0 or more per axis, {ndim} in all, got "
+            f"pad: paddings must be one pair (before, after) of 0 or more per axis ({ndim}), got "
             f"{paddings!r:.80}"
         )
     return tuple((before, after) for before, after in pairs)
 
 
 def _check_kind(name: str, what: str, value: Any, x: Tensor) -> None:
-    """Refuse values that x's dtype cannot hold in kind (1.5 among integers)."""
+    """Raise for values that x's dtype cannot represent, such as 1.5 for integers."""
     found = value if isinstance(value, Tensor) else numbers.listed(value)
     dtype = np.dtype(int) if found.dtype.kind == "O" else found.dtype
-    whole = dtype.kind in "iu" and found is not value  # Python's: of any size, for any dtype
+    whole = dtype.kind in "iu" and found is not value  # Python ints, which fit any dtype
     if found.size and not np.can_cast(np.uint8 if whole else dtype, x.dtype, "same_kind"):
         raise DTypeError(
-            f"{name}: {what} is {dtype} and x is {x.dtype}, which cannot hold it. Convert x first "
+            f"{name}: {what} is {dtype}, but x is {x.dtype}, which cannot hold it. Convert x first "
             f"with astype(x, rg.{dtype})."
         )

@@ -32,13 +32,14 @@ from regrad.shapes.arrays import axis_of_top
 def sort(
     xp, x: TensorLike, /, *, axis: int = -1, descending: bool = False, stable: bool = True
 ) -> Tensor:
-    """Return x sorted along an axis. NaNs count as largest.
+    """Return x sorted along an axis. NaN sorts last.
 
-    Each gradient goes back to where its element came from (of equal elements in their order).
+    Each gradient goes back to the original position of its element, in order for equal elements.
 
     Args:
-        descending: Whether the largest comes first.
-        stable: For the standard's signature: equal elements keep their order in either case.
+        descending: Whether to put the largest element first.
+        stable: Has no effect on the result: equal elements keep their order in either case. The
+            Array API standard requires it.
 
     Returns:
         A Tensor of x's shape and dtype.
@@ -49,11 +50,11 @@ def sort(
     Tensor([1., 2., 3.], dtype=float32)
     """
     axis = normalized_axis(axis, x.ndim)
-    if xp.__name__ == "jax.numpy":  # in a compiled program the rule's argsort is this very one
+    if xp.__name__ == "jax.numpy":  # a compiled program shares this argsort with the rule
         return xp.take_along_axis(x, _sorting(xp, x, axis, descending, stable), axis=axis)
     if xp is not np:
         return xp.sort(x, axis=axis, descending=descending, stable=bool(stable))
-    y = xp.sort(x, axis=axis)  # without `stable`, which is slower and makes no difference here
+    y = xp.sort(x, axis=axis)  # without `stable`, which is slower and has no effect on values
     return xp.flip(y, axis=axis) if descending else y
 
 
@@ -67,14 +68,14 @@ def _(dy, x, axis, descending):
 def argsort(
     xp, x: TensorLike, /, *, axis: int = -1, descending: bool = False, stable: bool = True
 ) -> Tensor:
-    """Return the indices that sort x along an axis. NaNs count as largest.
+    """Return the indices that sort x along an axis. NaN sorts last.
 
     Args:
-        descending: Whether the index of the largest comes first.
+        descending: Whether to put the index of the largest element first.
         stable: Whether equal elements keep their order.
 
     Returns:
-        A Tensor of x's shape, of int64 (on JAX of its default integers). It has no gradient.
+        A Tensor of x's shape and int64 (JAX's default integers on JAX). The result has no gradient.
 
     Source: the Array API standard.
 
@@ -97,17 +98,17 @@ def _sorting(xp: Namespace, x: Array, axis: int, descending: bool, stable: bool)
 def top_k(xp, x: TensorLike, /, k: int = 1, *, axis: int = -1) -> tuple[Tensor, Tensor]:
     """Return the largest elements along an axis, largest first, and their indices.
 
-    Of equal elements the first comes first.
+    For equal elements, the one with the lowest index comes first.
 
     Args:
         k: The number of elements.
 
     Returns:
         Two Tensors with `k` elements along the axis: the values, of x's dtype, and the indices, of
-        int64 (on JAX of its default integers). Only the values have a gradient.
+        int64 (JAX's default integers on JAX). Only the values have a gradient.
 
     Raises:
-        ShapeError: there are not `k` elements.
+        ShapeError: the axis has fewer than `k` elements.
 
     Source: `tf.math.top_k`.
 
@@ -126,18 +127,18 @@ def top_k(xp, x: TensorLike, /, k: int = 1, *, axis: int = -1) -> tuple[Tensor, 
 
 
 def _largest(xp: Namespace, x: Array, k: int, axis: int) -> Array:
-    """The places of the k largest, largest first."""
+    """Return the indices of the k largest elements, largest first."""
     found = _partition(x, k, axis) if xp is np and 0 < 4 * k < x.shape[axis] else None
     return _sorting(xp, x, axis, True, True)[_between(axis, None, k)] if found is None else found
 
 
 def _partition(x: np.ndarray, k: int, axis: int) -> Any:
-    """The places of the k largest without sorting the rest, unless a tie decides who is in."""
+    """Find the k largest without sorting the rest. Sort where a tie decides the selection."""
     chosen = np.argpartition(x, -k, axis=axis)[_between(axis, -k, None)]
     chosen = np.sort(chosen, axis=axis)
     values = np.take_along_axis(x, chosen, axis=axis)
     inside = np.count_nonzero(x >= values.min(axis=axis, keepdims=True), axis=axis)
-    if np.any(inside != k):  # a NaN fails here as well
+    if np.any(inside != k):  # NaN also ends here
         return None
     return np.take_along_axis(chosen, _sorting(np, values, axis, True, True), axis=axis)
 
@@ -153,20 +154,20 @@ def _searchsorted(xp, x1: TensorLike, x2: TensorLike, /, *, side: str) -> Tensor
 
 @deferrable
 def searchsorted(x1: Any, x2: Any, /, *, side: str = "left", sorter: Any = None) -> Tensor:
-    """Return the places in the sorted vector x1 at which the elements of x2 keep it in order.
+    """Return the insertion indices of x2's elements into the sorted vector x1.
 
     Args:
         x1: A vector, ascending unless `sorter` is passed.
         x2: A Tensor, array or number.
-        side: "left", or "right" for a place after the elements that are equal to x2's.
+        side: "left", or "right" to insert after equal elements.
         sorter: Indices that sort x1.
 
     Returns:
-        A Tensor of x2's shape, of int64 (on JAX of its default integers). It has no gradient.
+        A Tensor of x2's shape and int64 (JAX's default integers on JAX). It has no gradient.
 
     Raises:
         ShapeError: x1 is not a vector.
-        ArgumentError: another `side`.
+        ArgumentError: `side` is neither "left" nor "right".
 
     Op type: `SearchSorted`. Source: the Array API standard.
 
@@ -178,7 +179,7 @@ def searchsorted(x1: Any, x2: Any, /, *, side: str = "left", sorter: Any = None)
     if x1.ndim != 1:
         raise ShapeError(f"searchsorted: x1 must be a vector, got the shape {x1.shape}")
     if side not in ("left", "right"):
-        raise ArgumentError(f"searchsorted: side is 'left' or 'right', got {side!r}")
+        raise ArgumentError(f"searchsorted: side must be 'left' or 'right', got {side!r}")
     return _searchsorted(x1 if sorter is None else take(x1, sorter, axis=0), x2, side=side)
 
 
@@ -187,7 +188,7 @@ not_differentiable("ArgSort", "SearchSorted")
 
 # -- quantiles -----------------------------------------------------------------------------------
 
-# How much of the upper neighbour a quantile has, by its place h and that of the lower one.
+# The weight of the upper neighbor in a quantile, from the position h and the lower position.
 METHODS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "linear": lambda h, low: h - low,
     "lower": lambda h, low: zeros_like(h),
@@ -202,23 +203,23 @@ def quantile(
     x: TensorLike, /, q: TensorLike, *, axis: Axis = None, keepdims: bool = False,
     method: str = "linear",
 ) -> Tensor:  # fmt: skip
-    """Return the values below which shares q of the elements over `axis` lie.
+    """Return the q-quantiles of the elements over `axis`.
 
-    The gradient goes to the one or two elements that a quantile is made of.
+    The gradient goes to the one or two elements that determine a quantile.
 
     Args:
         x: The values, real. A NaN among them makes the result NaN.
-        q: Shares in [0, 1], a number or an array of them.
-        axis: The axis or axes; all by default.
-        keepdims: Whether the reduced axes stay, with size 1.
-        method: What to take where a quantile falls between two elements: "linear" (interpolation),
-            "lower", "higher", "midpoint" or "nearest".
+        q: Numbers in [0, 1], a number or an array.
+        axis: The axis or axes. By default, all axes.
+        keepdims: Whether to keep the reduced axes, with size 1.
+        method: The value between two elements: "linear" (interpolation), "lower", "higher",
+            "midpoint" or "nearest".
 
-    Returns a Tensor of q's shape followed by that of x without the reduced axes; integers become
-    float32.
+    Returns a Tensor. Its shape is q's shape followed by x's shape without the reduced axes.
+    Integers become float32.
 
-    Raises ArgumentError for another method, InvalidValueError for numbers q outside [0, 1] (where
-    q is a Tensor, the result is NaN there), DTypeError for complex numbers, ShapeError for no
+    Raises ArgumentError for an unknown method, InvalidValueError for q outside [0, 1] (if q is a
+    Tensor, the result is NaN there instead), DTypeError for complex numbers, and ShapeError for no
     elements.
 
     A composition of `Sort`, `GatherV2` and arithmetic. Source: `numpy.quantile`.
@@ -238,17 +239,18 @@ def quantile(
 def median(x: TensorLike, /, *, axis: Axis = None, keepdims: bool = False) -> Tensor:
     """Return the median over `axis` (all axes by default).
 
-    Of an even number of elements it is the mean of the two in the middle, and each has half of
-    the gradient. (`torch.median` returns the lower one: `quantile(x, 0.5, method="lower")`.)
+    For an even number of elements, the median is the mean of the two middle elements, and each
+    gets half of the gradient. (`torch.median` returns the lower one, which is
+    `quantile(x, 0.5, method="lower")`.)
 
     Args:
         x: The values, real. A NaN among them makes the result NaN.
         axis: The axis or axes.
-        keepdims: Whether the reduced axes stay, with size 1.
+        keepdims: Whether to keep the reduced axes, with size 1.
 
     Returns a Tensor; integers become float32.
 
-    A composition, as `quantile`. Source: `numpy.median`.
+    A composition, like `quantile`. Source: `numpy.median`.
 
     >>> import regrad as rg
     >>> rg.grad(rg.median)(rg.tensor([4.0, 1.0, 3.0, 9.0])).print()
@@ -281,12 +283,12 @@ def _quantile(
 def _neighbours(
     name: str, q: TensorLike, n: int, dtype: np.dtype, method: str
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the places of the lower and the upper neighbour, and the share of the upper one."""
+    """Return the indices of the lower and upper neighbors, and the weight of the upper one."""
     if dispatch.is_tensor(q):
         shares = dispatch.as_dtype(dispatch.lift(q), dtype)
         inside = logical_and(shares >= 0, shares <= 1)
         h = where(inside, shares, 0) * (n - 1)
-    else:  # in double precision, which places in long axes need
+    else:  # in double precision, which indices into long axes need
         shares = np.asarray(q, np.float64)
         if not np.all((shares >= 0) & (shares <= 1)):
             raise InvalidValueError(f"{name}: expected numbers in [0, 1] for 'q', got {q!r}")
@@ -298,10 +300,10 @@ def _neighbours(
 
 
 def _between_neighbours(ordered: Tensor, low: Tensor, high: Tensor, share: Tensor) -> Tensor:
-    """Return the values between sorted elements; NaN where there is a NaN, which is the last."""
+    """Interpolate between sorted elements. NaN, which sorts last, makes the result NaN."""
     a, b = take(ordered, low, axis=-1), take(ordered, high, axis=-1)
     y = a * (1 - share) + b * share
-    y = where(logical_and(share == 0, logical_not(isfinite(b))), a, y)  # 0 times infinity
+    y = where(logical_and(share == 0, logical_not(isfinite(b))), a, y)  # avoids 0 times infinity
     last = take(ordered, [-1], axis=-1)
     last = expand_dims(last, tuple(range(last.ndim, y.ndim))) if y.ndim > last.ndim else last
     last = last if low.ndim else squeeze(last, -1)

@@ -1,4 +1,4 @@
-"""Special functions, and functions of special values: quotients at 0, NaN and infinities."""
+"""Special functions, and functions with defined values at 0, NaN and infinities."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from regrad.ops.binary import add_n, where
 from regrad.ops.casting import astype, imag, real
 from regrad.ops.elementwise import isfinite, lgamma
 
-# -- products and quotients that are 0 where their first factor is -------------------------------
+# -- products and quotients that are 0 where the first factor is 0 -------------------------------
 
 
 @op("Xlogy", elementwise=True, to_float=True)
 def xlogy(xp, a: TensorLike, b: TensorLike, /) -> Tensor:
-    """Return `a * log(b)`, and 0 where a is 0, whatever b is (NaN included).
+    """Return `a * log(b)`, and 0 where a is 0, for any b (including NaN).
 
-    The gradients follow the same convention: where a is 0, both are 0 (PyTorch and JAX have log(b)
-    for the one by a). So `xlogy(p, p)` has a finite gradient where p is 0, which `p * log(p)` has
-    not.
+    The gradients follow the same convention: where a is 0, both gradients are 0. (In PyTorch and
+    JAX, the gradient of a is log(b) there.) So `xlogy(p, p)` has a finite gradient where p is 0,
+    unlike `p * log(p)`.
 
     Args:
         a: The factor.
         b: The argument of the logarithm.
 
-    Returns a Tensor of the shape to which a and b broadcast, of their common dtype.
+    Returns a Tensor of the shape to which a and b broadcast, with their common dtype.
 
     Source: `tf.math.xlogy`.
 
@@ -55,15 +55,15 @@ gradient("Xlogy", "b")(lambda dy, a, b: dy * xdivy(a, b))
 
 @op("Xdivy", elementwise=True, to_float=True)
 def xdivy(xp, a: TensorLike, b: TensorLike, /) -> Tensor:
-    """Return `a / b`, and 0 where a is 0, whatever b is (0 and NaN included).
+    """Return `a / b`, and 0 where a is 0, for any b (including 0 and NaN).
 
-    The gradients follow the same convention: where a is 0, both are 0.
+    The gradients follow the same convention: where a is 0, both gradients are 0.
 
     Args:
         a: The numerator.
         b: The denominator.
 
-    Returns a Tensor of the shape to which a and b broadcast, of their common dtype.
+    Returns a Tensor of the shape to which a and b broadcast, with their common dtype.
 
     Source: `tf.math.xdivy`.
 
@@ -81,7 +81,7 @@ gradient("Xdivy", "b")(lambda dy, b, y: -dy * xdivy(y, b))
 
 
 def _nonzero(x: Tensor) -> Tensor:
-    """1 where x is not 0, 0 elsewhere."""
+    """Return 1 where x is not 0, and 0 elsewhere."""
     return astype(x != 0, x.dtype)
 
 
@@ -90,7 +90,7 @@ def _nonzero(x: Tensor) -> Tensor:
 
 @op("Sinc", elementwise=True, to_float=True)
 def sinc(xp, x: TensorLike, /) -> Tensor:
-    """Return `sin(πx) / (πx)`, and 1 at 0. Its derivatives of any order are exact, at 0 as well.
+    """Return `sin(πx) / (πx)`, and 1 at 0. Derivatives of any order are exact, also at 0.
 
     Args:
         x: The argument, real or complex.
@@ -112,11 +112,11 @@ gradient("Sinc")(lambda dy, x: dy * _sinc_derivative(x, n=1))
 
 @op("SincDerivative", elementwise=True, to_float=True)
 def _sinc_derivative(xp, x: TensorLike, /, n: int) -> Tensor:
-    """The n-th derivative of `sinc`.
+    """Return the n-th derivative of `sinc`.
 
-    With t = πx it is πⁿ times the n-th derivative f of sin(t) / t. Far from 0,
-    `t f⁽ᵏ⁾ + k f⁽ᵏ⁻¹⁾ = sin⁽ᵏ⁾(t)`; near 0 these quotients would be made of rounding errors alone,
-    and f is the integral over s from 0 to 1 of `sⁿ cos⁽ⁿ⁾(ts)`.
+    With t = πx, it is πⁿ times the n-th derivative f of sin(t) / t. Far from 0, f follows from
+    `t f⁽ᵏ⁾ + k f⁽ᵏ⁻¹⁾ = sin⁽ᵏ⁾(t)`. Near 0 rounding errors would dominate these quotients.
+    There, f is computed as the integral of `sⁿ cos⁽ⁿ⁾(ts)` over s from 0 to 1.
     """
     t = math.pi * x
     near = xp.abs(t) < n + 2
@@ -128,7 +128,7 @@ gradient("SincDerivative")(lambda dy, x, n: dy * _sinc_derivative(x, n=n + 1))
 
 
 def _integral(xp: Namespace, t: Array, n: int) -> Any:
-    """By Gauss and Legendre: exact to rounding for the few periods that |t| < n + 2 makes."""
+    """Integrate by Gauss-Legendre, exact up to rounding for the few periods with |t| < n + 2."""
     nodes, weights = np.polynomial.legendre.leggauss(n + 12)
     total = xp.zeros_like(t)
     for node, weight in zip((nodes + 1) / 2, weights / 2, strict=True):
@@ -144,7 +144,7 @@ def _recurrence(xp: Namespace, t: Array, n: int) -> Any:
 
 
 def _turned(xp: Namespace, k: int, t: Array) -> Any:
-    """The k-th derivative of the sine."""
+    """Return the k-th derivative of the sine."""
     y = xp.cos(t) if k % 2 else xp.sin(t)
     return -y if k % 4 > 1 else y
 
@@ -157,13 +157,13 @@ def nan_to_num(
     xp, x: TensorLike, /, *, nan: float = 0.0, posinf: float | None = None,
     neginf: float | None = None,
 ) -> Tensor:  # fmt: skip
-    """Return x with numbers in the places of NaN and infinities. Gradient there: 0.
+    """Return x with NaN and infinities replaced by numbers, which have gradient 0.
 
     Args:
-        x: The values; of complex ones, real and imaginary parts are replaced each on its own.
-        nan: What NaN becomes.
-        posinf: What infinity becomes; by default the largest number of x's dtype.
-        neginf: What -infinity becomes; by default the smallest number of x's dtype.
+        x: The values. Real and imaginary parts of complex numbers are replaced separately.
+        nan: The replacement of NaN.
+        posinf: The replacement of infinity; by default the largest number of x's dtype.
+        neginf: The replacement of -infinity; by default the smallest number of x's dtype.
 
     Returns a Tensor of x's shape and dtype.
 
@@ -200,7 +200,7 @@ def _(dy, x):
     return parts[0] + 1j * parts[1]
 
 
-# -- the gamma function of several dimensions --------------------------------------------------
+# -- the multivariate gamma function -----------------------------------------------------------
 
 
 @public
@@ -208,12 +208,12 @@ def multigammaln(x: TensorLike, d: int, /) -> Tensor:
     """Return the logarithm of the multivariate gamma function of dimension d.
 
     Args:
-        x: The argument, above `(d - 1) / 2`; elsewhere the result is NaN.
+        x: The argument, above `(d - 1) / 2`. Elsewhere the result is NaN.
         d: The dimension, an int from 1 to 1000.
 
     Returns a Tensor of x's shape; integers become float32.
 
-    Raises ArgumentError if d is not such an int.
+    Raises ArgumentError if d is not an int from 1 to 1000.
 
     A composition of `Lgamma`. Source: `scipy.special.multigammaln`.
 
@@ -222,7 +222,7 @@ def multigammaln(x: TensorLike, d: int, /) -> Tensor:
     Tensor
         0.6931471824645996
     """
-    # (each dimension is an op of its own, so a wild number would fill the memory)
+    # (each dimension is a separate op, so a very large d would exhaust the memory)
     if not isinstance(d, int | np.integer) or isinstance(d, bool) or not 1 <= d <= 1000:
         raise ArgumentError(
             f"multigammaln: expected an int from 1 to 1000 for 'd', got {kind(d)}: {d!r:.40}"

@@ -1,11 +1,11 @@
-"""Eigenvalues and singular values, with their vectors and alone.
+"""Eigenvalues and singular values, with and without vectors.
 
-The gradient of f(w), w the eigenvalues of x, is `V @ diag(a) @ adjoint(V)` with a = df/dw. Where
-x moves, V turns, and the part (i, j) moves by `(a_j - a_i) / (w_j - w_i)`. At equal eigenvalues
-that is 0/0, and its limit depends on how a changes with w, which the op cannot know. It is 0 if a
-does not change at all, and is not asked for where the direction leaves the two eigenvectors
-apart; in all other cases the second derivative is NaN here. For singular values a second
-quotient, `(a_i + a_j) / (s_i + s_j)`, stands next to the first, and is 0/0 where both are 0.
+Let w be the eigenvalues of x. The gradient of f(w) is `V @ diag(a) @ adjoint(V)` with a = df/dw.
+As x changes, V rotates, and the entry (i, j) changes by `(a_j - a_i) / (w_j - w_i)`. For equal
+eigenvalues the quotient is 0/0, and its limit depends on how a changes with w, which is unknown to
+the op. The limit is 0 if a does not change at all, and it is not needed where the direction does
+not mix the two eigenvectors. In all other cases the second derivative is NaN here. For singular
+values there is a second quotient, `(a_i + a_j) / (s_i + s_j)`, which is 0/0 where both are 0.
 Source: Lewis and Sendov (2001), "Twice differentiable spectral functions", and (2005),
 "Nonsmooth analysis of singular values".
 """
@@ -35,7 +35,7 @@ from regrad.ops.reduction import sum
 
 @op("SelfAdjointEigV2", to_float=True, holomorphic=False)
 def eigh(xp, x: TensorLike, /) -> tuple[Tensor, Tensor]:
-    """Eigenvalues (ascending) and eigenvectors of the Hermitian part of x."""
+    """Return eigenvalues (ascending) and eigenvectors of the Hermitian part of x."""
     return tuple(xp.linalg.eigh(_symmetrized(xp, x)))
 
 
@@ -49,7 +49,7 @@ def _(dy, x, y):
 
 
 def _turn(x: Tensor) -> Tensor:
-    """The part of a gradient that turns vectors into each other, without that of their phases."""
+    """Return the part of a gradient that rotates vectors into each other, without the phases."""
     turn = x - _adjoint(x)
     return turn - diag(diagonal(turn)) if x.dtype.kind == "c" else turn
 
@@ -58,11 +58,11 @@ def _turn(x: Tensor) -> Tensor:
 def eigvalsh(xp, x: TensorLike, /) -> Tensor:
     """Return the eigenvalues of Hermitian matrices, in ascending order (see `eigh`).
 
-    Where eigenvalues coincide, second derivatives are NaN unless they follow from the
-    eigenvectors that are found.
+    Where eigenvalues coincide, second derivatives are NaN, unless they are determined by the
+    computed eigenvectors.
 
     Returns:
-        A real Tensor of the shape `(..., n)` for x of `(..., n, n)`.
+        A real Tensor of shape `(..., n)` for x of shape `(..., n, n)`.
 
     Raises:
         ShapeError: the matrices are not square.
@@ -83,7 +83,7 @@ gradient("SelfAdjointEigvals")(lambda dy, x: _eigenvalues_grad(dy, eigh(x)[1], x
 
 @op("Svd", to_float=True, holomorphic=False)
 def svd(xp, x: TensorLike, /, *, full_matrices: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """Left singular vectors, singular values (descending), right singular vectors."""
+    """Return left singular vectors, singular values (descending), and right singular vectors."""
     return tuple(xp.linalg.svd(x, full_matrices=full_matrices))
 
 
@@ -108,13 +108,13 @@ def _(dy, x, y):
 
 
 def _svd_inner(y: Sequence[Tensor], dy: Sequence[Tensor]) -> Tensor:
-    """The part of the gradient between the singular vectors that there are."""
+    """Return the part of the gradient within the span of the singular vectors."""
     (u, s, vh), (du, _, dvh) = y, dy
     by_u, by_v = matmul(conj(u), du, True), matmul(vh, conj(dvh), False, True)
     turn_u, turn_v, on_diagonal = _turn(by_u), _turn(by_v), diag(ones_like(s))
     inner = 0.5 * _quotient(turn_u + turn_v, _as_known(_gaps(s), s) + on_diagonal)
     inner = inner + 0.5 * _quotient(turn_u - turn_v, _as_known(_sums(s), s) + on_diagonal)
-    if u.dtype.kind == "c":  # the phases of a pair of vectors
+    if u.dtype.kind == "c":  # the phases of pairs of vectors
         inner = inner + diag(_quotient(1j * imag(diagonal(by_u)), _as_known(s, s)))
     return inner
 
@@ -123,11 +123,11 @@ def _svd_inner(y: Sequence[Tensor], dy: Sequence[Tensor]) -> Tensor:
 def svdvals(xp, x: TensorLike, /) -> Tensor:
     """Return the singular values of matrices, in descending order (see `svd`).
 
-    Where singular values coincide or are 0, second derivatives are NaN unless they follow from
-    the singular vectors that are found.
+    Where singular values coincide or are 0, second derivatives are NaN, unless they are determined
+    by the computed singular vectors.
 
     Returns:
-        A real Tensor of the shape `(..., min(m, n))` for x of `(..., m, n)`.
+        A real Tensor of shape `(..., min(m, n))` for x of shape `(..., m, n)`.
 
     Raises:
         MatrixError: x has fewer than two axes.
@@ -151,7 +151,7 @@ def _(dy, x):
 
 @op("SelfAdjointEigvalsGrad", holomorphic=False)
 def _eigenvalues_grad(xp, a: TensorLike, v: TensorLike, x: TensorLike, /) -> Tensor:
-    """The matrix with the eigenvalues a and the eigenvectors v, which are those of x."""
+    """Return the matrix with the eigenvalues a and x's eigenvectors v."""
     vh = xp.matrix_transpose(v)
     return (v * a[..., None, :]) @ (xp.conj(vh) if backends.is_complex(v) else vh)
 
@@ -160,14 +160,14 @@ def _eigenvalues_grad(xp, a: TensorLike, v: TensorLike, x: TensorLike, /) -> Ten
 def _singular_values_grad(
     xp, a: TensorLike, u: TensorLike, vh: TensorLike, x: TensorLike, /
 ) -> Tensor:
-    """The matrix with the singular values a and the singular vectors u and vh, those of x."""
+    """Return the matrix with the singular values a and x's singular vectors u and vh."""
     return (u * a[..., None, :]) @ vh
 
 
 @op("NanWhere", elementwise=True, promotes=("x",), holomorphic=False)
 def _nan_where(xp, x: TensorLike, mask: TensorLike, /) -> Tensor:
-    """NaN where the mask is set and x is not 0; 0 elsewhere. Of a real dtype."""
-    x = xp.abs(x)  # (of complex numbers: real ones)
+    """Return NaN where the mask is set and x is not 0; 0 elsewhere. The dtype is real."""
+    x = xp.abs(x)  # (real also for complex x)
     return xp.where(mask & (x != 0), xp.nan * xp.ones_like(x), xp.zeros_like(x))
 
 
@@ -197,7 +197,7 @@ def _eigvalsh_by_x(dy, a, x):
     return _hermitian(matmul(matmul(v, turn), conj(v), False, True))
 
 
-# -- and of singular values ------------------------------------------------------------------------
+# -- the second derivatives of functions of singular values ----------------------------------------
 
 
 def _svdvals_by_a(dy, x):
@@ -251,16 +251,16 @@ def _beyond_v(x: Tensor, u: Tensor, vh: Tensor) -> Tensor:
     return y - matmul(matmul(y, _adjoint(vh)), vh)
 
 
-# -- small tools -----------------------------------------------------------------------------------
+# -- helpers ---------------------------------------------------------------------------------------
 
 
 def _among(u: Tensor, x: Tensor, v: Tensor) -> Tensor:
-    """A matrix as these vectors see it: `adjoint(u) @ x @ v`."""
+    """Return a matrix in the basis of these vectors: `adjoint(u) @ x @ v`."""
     return matmul(matmul(conj(u), x, True), v)
 
 
 def _equal_pairs(w: Tensor) -> Tensor:
-    """Return where w_i and w_j are equal, i and j are not."""
+    """Return where w_i equals w_j and i differs from j."""
     return logical_and(_negligible(_gaps(w), w), diag(ones_like(w)) == 0)
 
 
@@ -279,17 +279,17 @@ def _negligible(x: Tensor, w: Tensor) -> Tensor:
 
 
 def _as_known(b: Tensor, w: Tensor) -> Tensor:
-    """A divisor without what is left of 0 by rounding."""
+    """Set a divisor to 0 where it is 0 up to rounding."""
     return where(_negligible(b, w), 0, b)
 
 
 def _slopes(a: Tensor, w: Tensor) -> Tensor:
-    """`(a_j - a_i) / (w_j - w_i)` at (i, j); 0 for 0 / 0, and on the diagonal."""
+    """Return `(a_j - a_i) / (w_j - w_i)` at (i, j); 0 for 0 / 0 and on the diagonal."""
     return _quotient(_gaps(a), _as_known(_gaps(w), w) + diag(ones_like(w)))
 
 
 def _by_vectors(dy):
-    return None  # x carries it all
+    return None  # the gradient propagates only through x
 
 
 entwined(

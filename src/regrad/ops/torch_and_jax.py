@@ -1,7 +1,8 @@
-"""Answers to functions of PyTorch and JAX that are given a Tensor, not an array of theirs.
+"""Handling of functions of PyTorch and JAX that receive a Tensor instead of their own array.
 
-A Tensor refuses, with the way out. Operators (`array + t`) run regrad's op: both libraries leave
-them to us. Conversions (`torch.asarray`, `jnp.asarray`) go by `__array__` or DLPack.
+A Tensor raises an error that names the alternatives. Operators (`array + t`) run regrad's op,
+because both libraries defer them to regrad. Conversions (`torch.asarray`, `jnp.asarray`) use
+`__array__` or DLPack.
 """
 
 from __future__ import annotations
@@ -21,31 +22,32 @@ def torch_function(
     args: Sequence[Any] = (),
     kwargs: Mapping[str, Any] | None = None,
 ) -> Any:
-    """`__torch_function__`: what PyTorch calls for `torch.sin(t)` and `layer(t)`.
+    """Implement `__torch_function__`: `torch.sin(t)` and `layer(t)`.
 
-    Its operators take the error, which is a TypeError, to mean that they are left to us.
+    The error is a TypeError. PyTorch's operators take it as a signal to defer to regrad.
     """
     name = getattr(func, "__name__", "a function")
     raise ArgumentError(_advice(f"PyTorch's {name}", name, "torch", "torch.asarray"))
 
 
 def jax_array(x: Any) -> Any:
-    """`__jax_array__`: what JAX asks for in `jnp.sin(t)`.
+    """Implement `__jax_array__`, which JAX calls in `jnp.sin(t)`.
 
-    Its conversions and operators ask, too, and are told that there is nothing.
+    JAX's conversions and operators look for it, too. For those it raises AttributeError, as if the
+    attribute did not exist.
     """
     frame, caller = sys._getframe(1), ""
     if frame.f_code.co_varnames[:2] == ("self", "other"):
         raise AttributeError("__jax_array__")
     while frame is not None and frame.f_globals.get("__name__", "").startswith("jax."):
-        frame, caller = frame.f_back, frame.f_code.co_name  # in the end what the user has called
+        frame, caller = frame.f_back, frame.f_code.co_name  # ends at the function the user called
     if caller in ("", "array", "asarray"):
         raise AttributeError("__jax_array__")
     refuse_in_jax(x, caller)
 
 
 def refuse_in_jax(x: Any, name: str = "") -> NoReturn:
-    """Refuse to be an argument in JAX (which would take a TypeError for an answer)."""
+    """Raise the error for an argument of a JAX function. (JAX would catch a TypeError.)"""
     raise GradientError(_advice("a function of JAX", name, "jax", "jax.numpy.asarray"))
 
 
@@ -53,6 +55,6 @@ def _advice(what: str, name: str, library: str, conversion: str) -> str:
     return (
         f"{what} was given a regrad Tensor, which only regrad's functions take.{of_name(name, ())} "
         f"regrad.{library}.from_regrad makes regrad code a function of {library}'s arrays; "
-        f"{conversion}(x) returns the values, without a gradient. For {library}'s code itself "
-        f"there are the tools of regrad.{library}."
+        f"{conversion}(x) returns the values, without a gradient. For {library} code itself, "
+        f"use the tools of regrad.{library}."
     )

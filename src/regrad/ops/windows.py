@@ -1,7 +1,7 @@
-"""Windows that slide over the spatial axes: where they lie, and reading and adding there.
+"""Windows that slide over the spatial axes: their positions, and reads and sums at them.
 
 Convolution, pooling and dilation share this geometry. Data is NHWC: `(batch, *spatial,
-channels)`. A *tap* is one place of the window; reading a tap takes one element per window.
+channels)`. A *tap* is one position within the window. Reading a tap returns one element per window.
 """
 
 from __future__ import annotations
@@ -31,31 +31,31 @@ Padding = str | int | Sequence[Sequence[int]]
 Places = Sequence[tuple[slice, ...]]
 
 
-# -- what users write ----------------------------------------------------------------------------
+# -- arguments of the public functions -----------------------------------------------------------
 
 
 def spread(value: Ints, n: int, where: str) -> tuple[int, ...]:
-    """One positive int per spatial axis, from an int or a sequence of them."""
+    """Return one positive int per spatial axis, from an int or a sequence of ints."""
     if isinstance(value, np.ndarray):
         value = value.tolist()
     values = value if isinstance(value, list | tuple) else (value,) * n
     ints = tuple(_int(v, where) for v in values)
     if len(ints) != n or min(ints) < 1:
-        raise ArgumentError(f"{where} takes a positive int, or {n} of them, got {value!r}")
+        raise ArgumentError(f"{where} must be a positive int, or {n} of them, got {value!r}")
     return ints
 
 
 def _int(value: Any, where: str) -> int:
     if isinstance(value, Tensor | bool) or not hasattr(type(value), "__index__"):
-        raise ArgumentError(f"{where} takes plain Python ints, got {kind(value)}: {value!r:.60}")
+        raise ArgumentError(f"{where} must be plain Python ints, got {kind(value)}: {value!r:.60}")
     return as_int(value)
 
 
 def as_padding(pad: Any, n: int, where: str) -> str | Pairs:
-    """`"same"`, `"valid"`, or one pair of ints per spatial axis.
+    """Return `"same"`, `"valid"`, or one pair of ints per spatial axis.
 
-    An int stands for all pairs. TensorFlow.js's pairs for all axes are taken as well, if
-    those of batch and channels are zero.
+    An int applies to all pairs. Pairs for all axes, as in TensorFlow.js, are also accepted if the
+    pairs of batch and channels are zero.
     """
     if isinstance(pad, np.ndarray):
         pad = pad.tolist()
@@ -69,7 +69,7 @@ def as_padding(pad: Any, n: int, where: str) -> str | Pairs:
 
 
 def pairs_of(pairs: Any, n: int, where: str) -> Pairs:
-    """One pair of non-negative ints per spatial axis."""
+    """Return one pair of non-negative ints per spatial axis."""
     items = [p for p in pairs if isinstance(p, list | tuple) and len(p) == 2]
     if len(items) != len(pairs) or len(items) not in (n, n + 2):
         raise _unknown_pad(pairs, n, where)
@@ -86,13 +86,13 @@ def pairs_of(pairs: Any, n: int, where: str) -> Pairs:
 def _unknown_pad(pad: Any, n: int, where: str) -> ArgumentError:
     axes = ", ".join(SPATIAL.get(n, ()))
     return ArgumentError(
-        f"{where} is 'same', 'valid', an int, or {n} pairs of ints (before, after) for "
+        f"{where} must be 'same', 'valid', an int, or {n} pairs of ints (before, after) for "
         f"{axes or 'the spatial axes'}; got {pad!r}"
     )
 
 
 def as_batch(name: str, x: TensorLike, n: int) -> tuple[Tensor, bool]:
-    """x with a batch axis, and whether it came without one."""
+    """Return x with a batch axis, and whether the axis was added."""
     x = lift(x)
     if x.ndim == n + 2:
         return x, False
@@ -106,7 +106,7 @@ def as_batch(name: str, x: TensorLike, n: int) -> tuple[Tensor, bool]:
 
 
 def without_batch(y: Tensor, single: bool) -> Tensor:
-    """y as its input came: without the batch axis if that had none."""
+    """Remove the batch axis from y if `as_batch` added it."""
     return squeeze(y, axis=0) if single else y
 
 
@@ -114,7 +114,7 @@ def over_windows(
     op: Callable[..., Tensor], name: str, n: int, x: TensorLike, inputs: Sequence[Any],
     strides: Ints, pad: Padding, **sizes: Ints,
 ) -> Tensor:  # fmt: skip
-    """The result of an op over the windows of x, from the options as users write them."""
+    """Run an op over the windows of x, from the options of the public function."""
     sizes = {"strides": strides, **sizes}
     options = {key: spread(value, n, f"{name}: {key}") for key, value in sizes.items()}
     pad = as_padding(pad, n, f"{name}: pad")
@@ -137,27 +137,27 @@ class Windows(NamedTuple):
 
     @property
     def padded(self) -> tuple[int, ...]:
-        """The sizes of the spatial axes with their padding."""
+        """The sizes of the spatial axes including padding."""
         return tuple(n + lo + hi for n, (lo, hi) in zip(self.inputs, self.padding, strict=True))
 
     @property
     def reach(self) -> tuple[int, ...]:
-        """Return how many elements a window spans, dilation included."""
+        """The number of elements that a window spans, including dilation."""
         return tuple((k - 1) * d + 1 for k, d in zip(self.size, self.dilations, strict=True))
 
     def along(self, i: int) -> list[slice]:
-        """The taps along one spatial axis, as slices of padded data."""
+        """Return the taps along one spatial axis, as slices of padded data."""
         count, stride, step = self.outputs[i], self.strides[i], self.dilations[i]
         span = (count - 1) * stride + 1 if count else 0
         return [slice(t, t + span, stride) for t in range(0, self.size[i] * step, step)]
 
     def places(self) -> Places:
-        """All taps in row-major order, as indices of padded data of NHWC layout."""
+        """Return all taps in row-major order, as indices of padded data in NHWC layout."""
         axes = [self.along(i) for i in range(len(self.size))]
         return [(slice(None), *place) for place in itertools.product(*axes)]
 
     def counts(self, i: int) -> np.ndarray:
-        """Return how many elements of each window along an axis are data rather than padding."""
+        """Return the number of data elements (without padding) of each window along an axis."""
         taps = np.arange(self.size[i]) * self.dilations[i] - self.padding[i][0]
         at = np.arange(self.outputs[i])[:, None] * self.strides[i] + taps
         return ((at >= 0) & (at < self.inputs[i])).sum(axis=1)
@@ -168,10 +168,10 @@ def windows(
     name: str, inputs: tuple[int, ...], size: tuple[int, ...], strides: tuple[int, ...],
     pad: str | Pairs, dilations: tuple[int, ...],
 ) -> Windows:  # fmt: skip
-    """The windows of an op, with their padding and number worked out.
+    """Return the windows of an op, with their padding and number.
 
-    `"same"` makes `ceil(n / stride)` windows and puts the smaller half of the padding first;
-    otherwise as many as fit. Raises ShapeError if not one fits.
+    `"same"` makes `ceil(n / stride)` windows and puts the smaller half of the padding first.
+    Otherwise there are as many windows as fit. Raises ShapeError if no window fits.
     """
     outputs = tuple(window_counts(name, inputs, size, strides, pad, dilations))
     if pad == "same":
@@ -193,19 +193,19 @@ def _halves(total: int) -> tuple[int, int]:
 
 
 def library(xp: Namespace) -> str:
-    """`"numpy"`, `"jax"` or `"torch"`."""
+    """Return `"numpy"`, `"jax"` or `"torch"`."""
     return {"numpy": "numpy", "jax.numpy": "jax"}.get(xp.__name__, "torch")
 
 
 def constant(
     xp: Namespace, values: np.ndarray, like: Array, dtype: DTypeLike | None = None
 ) -> Array:
-    """A NumPy array in the library of `like`, and where that lies."""
+    """Return a NumPy array as an array of the library and device of `like`."""
     return xp.asarray(values, dtype=dtype, **placed_like(like))
 
 
 def pad_spatial(xp: Namespace, x: Array, padding: Pairs, value: float = 0) -> Array:
-    """x with `value` around its spatial axes."""
+    """Return x with `value` around its spatial axes."""
     if not any(itertools.chain(*padding)):
         return x
     full = [(0, 0), *padding] + [(0, 0)] * (x.ndim - 1 - len(padding))
@@ -218,7 +218,7 @@ def pad_spatial(xp: Namespace, x: Array, padding: Pairs, value: float = 0) -> Ar
 
 
 def crop_spatial(x: Array, padding: Pairs) -> Any:
-    """x without its padding: the adjoint of `padded`."""
+    """Return x without its padding: the adjoint of `pad_spatial`."""
     sizes = [n - lo - hi for n, (lo, hi) in zip(x.shape[1:], padding, strict=False)]
     return x[(slice(None), *_inside(sizes, padding))]
 
@@ -228,7 +228,7 @@ def _inside(sizes: Sequence[int], padding: Sequence[tuple[int, int]]) -> tuple[s
 
 
 def lowest(x: Array) -> float:
-    """Return the value that padding must hold in order never to be a maximum."""
+    """Return the padding value that is never a maximum."""
     dtype = numpy_dtype(x.dtype)
     if dtype.kind == "b":
         return False
@@ -238,7 +238,7 @@ def lowest(x: Array) -> float:
 def place_parts(
     xp: Namespace, parts: Iterable[Any], places: Places, shape: tuple[int, ...]
 ) -> Array:
-    """The sum of the parts, each at its place in zeros: the adjoint of reading there."""
+    """Add the parts at their positions in zeros: the adjoint of reading at the positions."""
     parts = iter(parts)
     if library(xp) == "jax":
         return sum(_spread_out(p, at, shape) for p, at in zip(parts, places, strict=True))
@@ -250,7 +250,7 @@ def place_parts(
 
 
 def _spread_out(part: Array, place: tuple[slice, ...], shape: tuple[int, ...]) -> Any:
-    """A part at its place in zeros, by XLA's padding between elements (no scatter)."""
+    """Place a part in zeros, by XLA's padding between elements (without a scatter)."""
     import jax
 
     config = []
@@ -262,14 +262,14 @@ def _spread_out(part: Array, place: tuple[slice, ...], shape: tuple[int, ...]) -
 
 
 def axis_places(taps: Sequence[slice], axis: int) -> Places:
-    """Taps along one axis as indices of the whole array."""
+    """Return taps along one axis as indices of the whole array."""
     return [((slice(None),) * axis + (tap,)) for tap in taps]
 
 
 def first_maximum(xp: Namespace, parts: Iterable[Any]) -> tuple[Any, Any]:
-    """The maximum of the parts, element by element, and which part has it first.
+    """Return the elementwise maximum of the parts, and the number of the first maximal part.
 
-    NaN counts as the greatest number.
+    NaN is treated as the largest number.
     """
     parts = iter(parts)
     best = next(parts)
@@ -282,19 +282,19 @@ def first_maximum(xp: Namespace, parts: Iterable[Any]) -> tuple[Any, Any]:
 
 
 def choose_part(xp: Namespace, which: Any, parts: Iterable[Any]) -> Array:
-    """From each place the part that `which` names."""
+    """Return at each position the element of the part whose number is `which`."""
     return reduce(add, (_where(xp, which == i, part) for i, part in enumerate(parts)))
 
 
 def sorted_out(xp: Namespace, which: Any, dy: Array, n: int) -> Iterable[Any]:
-    """`dy` in the part that `which` names, zero in the n - 1 others: the adjoint of `chosen`."""
+    """Yield n parts: `dy` in the part `which`, zero in the others. The adjoint of `choose_part`."""
     return (_where(xp, which == i, dy) for i in range(n))
 
 
 def _where(xp: Namespace, mask: Array, x: Array) -> Array:
-    """x where the mask is true, 0 elsewhere (also for infinite x)."""
+    """Return x where the mask is true, and 0 elsewhere (also for infinite x)."""
     if xp is np and x.dtype.kind == "f" and x.itemsize in (2, 4, 8):
-        # np.where branches on each element; on a random mask this is ten times as fast
+        # np.where branches on each element; for a random mask this is ten times as fast
         bits = np.dtype(f"i{x.itemsize}")
         return (x.view(bits) & -mask.astype(bits)).view(x.dtype)
     return xp.where(mask, x, xp.zeros_like(x))
@@ -304,9 +304,9 @@ def _where(xp: Namespace, mask: Array, x: Array) -> Array:
 
 
 class ConvolutionPlan(NamedTuple):
-    """The parts that the three kernels of one convolution share.
+    """The data that the three kernels of one convolution share.
 
-    With `groups` > 1 every channel is a group of its own, and the filter has the shape
+    With `groups` > 1 every channel is a separate group, and the filter has the shape
     (*size, 1, channels * multiplier).
     """
 
@@ -321,7 +321,7 @@ def plan_of(
     name: str, images: Sequence[int], filter: Sequence[int], strides: Sizes, pad: str | Pairs,
     dilations: Sizes, depthwise: bool = False,
 ) -> ConvolutionPlan:  # fmt: skip
-    """The plan of a convolution; ShapeError where filter and images do not fit."""
+    """Return the plan of a convolution. Raises ShapeError if filter and images do not fit."""
     images, filter = tuple(images), tuple(filter)
     n = len(images) - 2
     check_filter(name, images, filter, depthwise)
@@ -332,18 +332,18 @@ def plan_of(
     return ConvolutionPlan(win, groups, images, filter, (images[0], *win.outputs, filter[-1]))
 
 
-# -- convolution in NumPy: windows as the rows of a matrix, and BLAS -----------------------------
+# -- convolution in NumPy: windows as rows of a matrix, multiplied by BLAS ------------------------
 
-BLOCK = 2**22  # bytes of a matrix of windows that is multiplied at once; more leaves the cache
-SMALL_BLOCK = 2**20  # the same where no matrix is multiplied
+BLOCK = 2**22  # bytes per matrix of windows in one product; a larger matrix exceeds the cache
+SMALL_BLOCK = 2**20  # the same for kernels without a matrix product
 
 
 class NumPyKernels:
-    """im2col, a block of images at a time."""
+    """Kernels by im2col, over blocks of images."""
 
     @staticmethod
     def forward(x: np.ndarray, w: np.ndarray, plan: ConvolutionPlan) -> np.ndarray:
-        """The convolution."""
+        """Return the convolution."""
         x = repeat_channels(pad_spatial(np, x, plan.win.padding), plan)
         y = np.zeros(plan.output, x.dtype)
         for block in _blocks(plan, x.itemsize):
@@ -357,7 +357,7 @@ class NumPyKernels:
 
     @staticmethod
     def by_images(dy: np.ndarray, w: np.ndarray, plan: ConvolutionPlan) -> np.ndarray:
-        """Its gradient by the images."""
+        """Return the gradient of the images."""
         channels = plan.images[-1] if plan.groups == 1 else plan.filter[-1]
         dx = np.zeros((plan.images[0], *plan.win.padded, channels), dy.dtype)
         for block in _blocks(plan, dy.itemsize):
@@ -369,7 +369,7 @@ class NumPyKernels:
 
     @staticmethod
     def by_filter(x: np.ndarray, dy: np.ndarray, plan: ConvolutionPlan) -> np.ndarray:
-        """Its gradient by the filter."""
+        """Return the gradient of the filter."""
         x = repeat_channels(pad_spatial(np, x, plan.win.padding), plan)
         dw = np.zeros((math.prod(plan.filter[:-1]), plan.filter[-1]), dy.dtype)
         for block in _blocks(plan, dy.itemsize):
@@ -383,24 +383,24 @@ class NumPyKernels:
 
 
 def repeat_channels(x: Array, plan: ConvolutionPlan) -> Any:
-    """x with as many copies of each channel as it has filters of its own."""
+    """Repeat each channel of x once per filter of the channel."""
     multiplier = plan.filter[-1] // plan.groups if plan.groups > 1 else 1
     return x if multiplier == 1 else x.repeat(multiplier, axis=-1)
 
 
 def summed_copies(x: Array, plan: ConvolutionPlan) -> Any:
-    """The sum over the copies of each channel: the adjoint of `repeated`."""
+    """Sum over the copies of each channel: the adjoint of `repeat_channels`."""
     return x if x.shape == plan.images else x.reshape(*plan.images, -1).sum(axis=-1)
 
 
 def taps_of(w: Array, plan: ConvolutionPlan) -> Iterable[tuple[tuple[slice, ...], Any]]:
-    """Return where each tap lies, and its matrix of weights (or, by channel, its row)."""
+    """Yield the position of each tap with its matrix of weights (depthwise: its row)."""
     last = w.shape[-1:] if plan.groups > 1 else w.shape[-2:]
     return zip(plan.win.places(), w.reshape(-1, *last), strict=True)
 
 
 def _blocks(plan: ConvolutionPlan, itemsize: int) -> list[slice]:
-    """The batch in pieces that fit into the cache."""
+    """Split the batch into blocks that fit into the cache."""
     each = math.prod(plan.win.outputs) * itemsize
     if plan.groups > 1:
         step = SMALL_BLOCK // (each * plan.filter[-1])
@@ -410,7 +410,7 @@ def _blocks(plan: ConvolutionPlan, itemsize: int) -> list[slice]:
 
 
 def _columns(x: np.ndarray, win: Windows) -> np.ndarray:
-    """One row per window, which holds its elements in the order of the filter's."""
+    """Return one row per window, with its elements in the order of the filter's elements."""
     n, channels = len(win.size), x.shape[-1]
     batch, *spatial, last = x.strides
     moves = [s * stride for s, stride in zip(spatial, win.strides, strict=True)]
@@ -420,11 +420,11 @@ def _columns(x: np.ndarray, win: Windows) -> np.ndarray:
     count, size = math.prod(shape[: n + 1]), math.prod(shape[n + 1 :])
     if channels >= 8:
         return view.reshape(count, size)
-    # few channels make short runs to copy: copy along the outputs instead
+    # with few channels, runs to copy are short, so copy along the outputs instead
     axes = (*range(n + 1, 2 * n + 2), *range(n + 1))
     return view.transpose(axes).reshape(size, count).T
 
 
 def as_rows(y: Array) -> Any:
-    """The last axis of each place as a row."""
+    """Return y as a matrix whose rows are its last axis."""
     return y.reshape(math.prod(y.shape[:-1]), y.shape[-1])

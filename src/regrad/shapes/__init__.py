@@ -1,5 +1,5 @@
-"""Shapes and dtypes of results, op type by op type, and trials on small arrays where none is told.
+"""Shapes and dtypes of results: a form per op type, or a trial on small arrays without a form.
 
-Used when a graph is built; eager mode takes the shapes that its kernels give. No kernels and no
-rules live here.
+Graphs use this package while they are built. Eager mode uses the shapes that its kernels return.
+The package contains no kernels and no rules.
 """

@@ -1,6 +1,6 @@
-"""Forms of ops on arrays: element by element, along axes, reshaping, slices, gathers.
+"""Forms of ops on arrays: elementwise, along axes, reshaping, slices, gathers.
 
-The kernels call the functions without a leading underscore, for what they check.
+The kernels call the functions without a leading underscore to check their arguments.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ from regrad.shapes.table import (
     total_dtype,
 )
 
-# -- element by element ----------------------------------------------------------------------------
+# -- elementwise -----------------------------------------------------------------------------------
 
 
-# (Ops that are declared elementwise need no line here, see `form_of`.)
+# (Ops that are declared elementwise need no form here, see `form_of`.)
 
 
 @form("Cast", "FullLike", "OnesLike", "ZerosLike", "_Promote", dtype=dtype_attribute)
@@ -60,7 +60,7 @@ def _add_n(arguments: Arguments, attrs: Attrs) -> Shape:
 
 
 def _common(name: str, xs: Sequence[Any]) -> tuple[Size, ...]:
-    """Return the one shape that all inputs must have."""
+    """Return the shape of the inputs, which must be the same for all."""
     shapes = [x.shape for x in xs]
     try:
         return merge(shapes)
@@ -95,7 +95,7 @@ def _extreme(arguments: Arguments, attrs: Attrs) -> Any:
     shape, dtype = arguments[0]
     chosen = () if shape is None else [shape[i] for i in normalized_axes(attrs["axis"], len(shape))]
     if dtype.kind == "c" or any(type(n) is int and n == 0 for n in chosen):
-        return NotImplemented  # the kernel says what is wrong
+        return NotImplemented  # the kernel raises the error
     return _reduction(arguments, attrs)
 
 
@@ -135,13 +135,13 @@ def _top_k(arguments: Arguments, attrs: Attrs) -> Any:
 
 
 def axis_of_top(shape: Sequence[Size], axis: int, k: Size) -> int:
-    """Return the axis, from 0 on, of which k elements are taken; it must have them."""
+    """Return the non-negative axis of which k elements are taken. Raises if it has fewer."""
     axis = normalized_axis(axis, len(shape))
     n = shape[axis]
     if type(k) is int and type(n) is int and not 0 <= k <= n:
         raise ShapeError(
-            f"top_k: x has {n} elements along axis {axis} of {shape}, and k is {k}; it must be "
-            f"from 0 to {n}"
+            f"top_k: k must be from 0 to {n}, because x has {n} elements along axis {axis} of "
+            f"{shape}; got {k}"
         )
     return axis
 
@@ -180,7 +180,7 @@ def _reshape(arguments: Arguments, attrs: Attrs) -> Any:
 
 
 def _factors(sizes: Iterable[Any]) -> tuple[int, list[Dim]]:
-    """Return sizes as a product of a number and of Dims that are not products."""
+    """Return sizes as the product of a number and of Dims that are not products themselves."""
     number, unknown = 1, []
     for n in sizes:
         if not isinstance(n, Dim):
@@ -195,7 +195,7 @@ def _factors(sizes: Iterable[Any]) -> tuple[int, list[Dim]]:
 
 
 def _cancel(free: list[Dim], bound: list[Dim]) -> tuple[list[Dim], list[Dim]]:
-    """The factors above and below without those that both have."""
+    """Cancel common factors of a numerator and a denominator."""
     left, below = list(free), []
     for n in bound:
         same = next((i for i, m in enumerate(left) if m.key == n.key), None)
@@ -235,7 +235,7 @@ def squeezed(shape: Sequence[Size], axis: Axis) -> tuple[Size, ...]:
         return tuple([n for n in shape if n != 1])
     axes = normalized_axes(axis, len(shape))
     if any(differ(shape[i], 1) for i in axes):
-        raise ShapeError(f"squeeze: only axes of size 1 can be left out; axis {axis} of {shape}")
+        raise ShapeError(f"squeeze: only axes of size 1 can be removed; got axis {axis} of {shape}")
     return tuple([n for i, n in enumerate(shape) if i not in axes])
 
 
@@ -248,7 +248,7 @@ def _transpose(arguments: Arguments, attrs: Attrs) -> Shape:
 
 
 def order_of(shape: Sequence[Size], axes: Sequence[int] | None) -> tuple[int, ...]:
-    """Return axes, from 0 on, among which each of a shape is once; None reverses them."""
+    """Return a permutation of the axes, non-negative. None reverses them."""
     n = len(shape)
     order = range(n)[::-1] if axes is None else [a + n if a < 0 else a for a in axes]
     if sorted(order) != list(range(n)):
@@ -355,9 +355,9 @@ def _pad(arguments: Arguments, attrs: Attrs) -> Shape:
 
 
 def _index(x: Spec) -> Any:
-    """The shape of indices."""
+    """Return the shape of indices."""
     if x.dtype.kind == "b":
-        raise DTypeError("indices are integers, got bools. Select by a mask with x[mask].")
+        raise DTypeError("indices must be integers, got bools. Select by a mask with x[mask].")
     return x.shape
 
 
@@ -384,11 +384,11 @@ def _cross_entropy(arguments: Arguments, attrs: Attrs) -> Shape:
 
 
 def examples(logits: Shape, labels: Shape) -> Shape:
-    """The shape of examples, each of which has a line of logits and a label."""
+    """Return the shape of the examples. Each example has a row of logits and a label."""
     if logits is None:
         return labels
     if not logits:
-        raise ShapeError("logits need a last axis, that of the classes; got logits of rank 0")
+        raise ShapeError("logits need a last axis, for the classes; got logits of rank 0")
     expected = logits[:-1]
     if labels is None:
         return expected
@@ -407,7 +407,7 @@ def _gather_nd(arguments: Arguments, attrs: Attrs) -> Shape:
 
 
 def index_depth(name: str, shape: Sequence[Size], ids: Sequence[Size]) -> Any:
-    """Return the length of index vectors; None if it is not known."""
+    """Return the length of index vectors; None if it is unknown."""
     depth = ids[-1] if ids else len(shape) + 1
     if type(depth) is int and depth > len(shape):
         raise ShapeError(
@@ -434,7 +434,7 @@ def _scatter_update(arguments: Arguments, attrs: Attrs) -> Shape:
 
 
 def check_updates(name: str, shape: Sequence[Size], ids: Sequence[Size], updates: Shape) -> None:
-    """Refuse updates that are not as many and as large as the entries at index vectors."""
+    """Raise if the updates do not have the shape of the entries at the index vectors."""
     depth = index_depth(name, shape, ids)
     if depth is None or updates is None:
         return

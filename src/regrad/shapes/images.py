@@ -1,6 +1,6 @@
 """Forms of ops on images: convolutions, pools, resizing, blocks. Data is NHWC.
 
-The kernels call the functions without a leading underscore, for what they check.
+The kernels call the functions without a leading underscore to check their arguments.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ def window_counts(
     name: str, inputs: Sequence[Any], size: Sequence[Any], strides: Sequence[int],
     pad: str | Sequence[tuple[int, int]], dilations: Sequence[int],
 ) -> list[Any]:  # fmt: skip
-    """Return how many windows there are along each spatial axis.
+    """Return the number of windows along each spatial axis.
 
-    They are `ceil(n / stride)` for `"same"`, otherwise as many as fit. Raises ShapeError if not
-    one fits.
+    There are `ceil(n / stride)` windows for `"same"`, otherwise as many as fit. Raises ShapeError
+    if no window fits.
     """
     if pad == "same":
         return [(n + (s - 1)) // s for n, s in pairs(inputs, strides)]
@@ -61,7 +61,7 @@ def _counts(name: str, x: Sequence[Any], size: Sequence[Any], attrs: Attrs) -> l
 def check_filter(
     name: str, images: Sequence[Any], filter: Sequence[Any], depthwise: bool = False
 ) -> None:
-    """Refuse a filter of another rank than images, or for another number of channels."""
+    """Raise for a filter whose rank or number of channels does not fit the images."""
     n, last = len(images) - 2, "channels, multiplier" if depthwise else "in, out"
     axes = ", ".join(SPATIAL[n])
     if len(filter) != n + 2:
@@ -71,7 +71,7 @@ def check_filter(
     if differ(images[-1], filter[-2]):
         raise ShapeError(
             f"{name}: the images have {images[-1]} channels (shape {images}, layout batch, {axes}, "
-            f"channels), and the filter takes {filter[-2]} (shape {filter}, layout {axes}, {last})"
+            f"channels), but the filter takes {filter[-2]} (shape {filter}, layout {axes}, {last})"
         )
 
 
@@ -105,12 +105,12 @@ form("DepthwiseConv2dNativeBackpropInput")(partial(_by_images, depthwise=True))
 
 
 def check_pool_padding(name: str, size: Sequence[int], padding: Sequence[tuple[int, int]]) -> None:
-    """Refuse a padding in which a whole window would lie."""
+    """Raise for a padding that contains a whole window."""
     for k, (lo, hi) in pairs(size, padding):
         if max(lo, hi) >= k:
             raise ShapeError(
                 f"{name}: a padding of {max(lo, hi)} is as wide as the window ({k}), so a window "
-                "would lie in the padding alone. Use a smaller pad."
+                "would lie entirely in the padding. Use a smaller pad."
             )
 
 
@@ -128,7 +128,7 @@ form("MaxPoolGradGrad", dtype=second_dtype)(partial(_pooled, name="max_pool"))
 
 
 def check_dilation(x: Sequence[Any], w: Sequence[Any]) -> None:
-    """Refuse a filter of a dilation that does not fit the images."""
+    """Raise for a dilation filter that does not fit the images."""
     if len(w) != 3 or differ(x[-1], w[-1]):
         raise ShapeError(
             f"dilation2d: the filter must have the shape (height, width, {x[-1]}) for images of "
@@ -162,7 +162,7 @@ def _resize(arguments: Arguments, attrs: Attrs) -> Shape:
 def cells_of(
     sizes: Sequence[Any], blocks: Sequence[int], paddings: Sequence[tuple[int, int]]
 ) -> list[Any]:
-    """Return how many blocks there are along each axis, whose padded size they must divide."""
+    """Return the number of blocks along each axis. They must divide the padded size."""
     padded = [size + (lo + hi) for size, (lo, hi) in pairs(sizes, paddings)]
     for size, block in pairs(padded, blocks):
         if type(size) is int and size % block:
@@ -185,7 +185,7 @@ def _space_to_batch(arguments: Arguments, attrs: Attrs) -> Shape:
 def cropped_sizes(
     batch: Any, sizes: Sequence[Any], blocks: Sequence[int], crops: Sequence[tuple[int, int]]
 ) -> list[Any]:
-    """Return the sizes that are left by crops, once blocks from a batch have filled the axes."""
+    """Return the sizes after blocks from the batch have filled the axes and crops are removed."""
     if type(batch) is int and batch % (count := math.prod(blocks)):
         raise ShapeError(
             f"batch_to_space: the batch of {batch} is not a multiple of the {count} elements of "

@@ -1,26 +1,26 @@
-"""Shapes and dtypes of what an op will return, while a graph is built.
+"""Shapes and dtypes of an op's results, while a graph is built.
 
-For most op types a form knows: the modules of `regrad.shapes` fill a table of them. Elsewhere
-the kernel itself is tried on small arrays, in which numbers stand for the sizes that are unknown.
+Most op types have a form in the table that the modules of `regrad.shapes` fill. For the others,
+regrad tries the kernel on small arrays, with numbers in place of the unknown sizes.
 
-For example, what does an op "Outer" without a form return for x of the unknown sizes (n, m)? Its
-kernel runs on zeros and ones of three shapes:
+For example, let an op "Outer" have no form, and let x have the unknown sizes (n, m). regrad runs
+the kernel on zeros and ones of three shapes:
 
     n, m = 5, 6    the result is (5, 6, 6)      sizes that rise
     n, m = 9, 8    the result is (9, 8, 8)      sizes that fall
     n, m = 1, 1    the result is (1, 1, 1)      1 is special: it broadcasts
 
-The first size was what n was in all three trials, the others what m was, so the shape is (n, m, m):
-as `Dim`s, which are known in the run and can be computed with until then. A size that was the same
-number in all trials is that number. A size that fits nothing is None: unknown.
+The first size equals n in all three trials, and the other sizes equal m. So the shape is (n, m, m),
+as `Dim`s. A `Dim` becomes a number in the run; until then it supports arithmetic. A size that is
+the same number in all trials is a constant. A size that matches nothing is None, i.e. unknown.
 
 Invariants:
 
-* An answer is never a guess that could be wrong. A size is a number or a Dim only if all trials
-  agree on it, and if no other Dim was the same in all of them.
-* A mistake that follows from what is known is an error now, with the message of eager mode. One
-  that may come from the numbers of a trial is not: the run will tell.
-* Trials are small and remembered: neither large arrays nor graphs of many equal ops make them slow.
+* A result is never a guess that could be wrong. A size is a number or a Dim only if all trials
+  agree on it, and if no other Dim was the same in all trials.
+* A mistake that follows from the known sizes raises now, with the message of eager mode. A
+  mistake that may come from the numbers of a trial does not raise; it may raise in the run.
+* Trials are small and cached, so neither large arrays nor graphs of many equal ops are slow.
 """
 
 from __future__ import annotations
@@ -57,51 +57,51 @@ from regrad.shapes.table import Arguments, Attrs, Form, form_of, quiet
 from regrad.shapes.table import Spec as Spec
 from regrad.shapes.table import shape_of as shape_of
 
-RANKS = (2, 1, 3, 4, 0, 5)  # in which an unknown rank is tried: the usual ones first
-FEW = 3  # inputs of unknown rank, of which all combinations are tried
+RANKS = (2, 1, 3, 4, 0, 5)  # ranks to try for an unknown rank, the most common ones first
+FEW = 3  # the most inputs of unknown rank for which all combinations are tried
 MISTAKES = (ShapeError, TypeError, IndexRangeError, NumberRangeError)  # DTypeErrors are TypeErrors
 PLAIN = (int, float, complex, bool, str, type(None), np.dtype, type)
-SMALL, LARGE = 5, 2**16  # a size in a trial; the elements of an array that is tried as it is
+SMALL, LARGE = 5, 2**16  # a size in a trial; the most elements of an array that is tried unchanged
 LARGE_SIZES = SizeSource()
 COUNT = itertools.count()
 
-Number = Callable[[Any], int]  # what stands for a size in a trial
-Known = Sequence[tuple[Dim, list[int]]]  # a size, and what it was in each trial
+Number = Callable[[Any], int]  # returns the number for a size in a trial
+Known = Sequence[tuple[Dim, list[int]]]  # a size, and its number in each trial
 
 
 def infer(op: Op, arguments: Arguments, attrs: Attrs) -> list[Spec]:
-    """The specs of the results of an op.
+    """Return the specs of the results of an op.
 
     Args:
         op: The op.
-        arguments: A Spec for each parameter of the op, promoted as for its kernel: a list of
-            them for a sequence, None for an absent one. Sizes are ints and Dims; the shape is
+        arguments: A Spec for each parameter of the op, promoted as for its kernel; a list of Specs
+            for a sequence, None for an absent argument. Sizes are ints and Dims. The shape is
             None if the rank is unknown.
-        attrs: All attributes. They may hold Dims, and UnknownRanks for shapes.
+        attrs: All attributes. They may contain Dims, and UnknownRanks for shapes.
 
-    Returns one Spec for each result; a size or shape of which nothing is known is None. Raises
-    what the op would raise, if that follows from what is known; UnknownShapeError if not even the
-    number of results is known.
+    Returns one Spec per result. An unknown size or shape is None. Raises the errors of the op, if
+    they follow from the known sizes, and UnknownShapeError if even the number of results is
+    unknown.
     """
     form = form_of(op)
     found = None
     if form is not None:
         try:
             found = _answer(op, form, arguments, attrs)
-        except UnknownShapeError:  # it asked what only the run can tell
+        except UnknownShapeError:  # the form needs a size that only the run determines
             found = None
         except Exception as error:
-            # A form may stumble over an unknown rank, which says nothing about the call.
+            # A form may fail for an unknown rank, which does not mean that the call is wrong.
             if not _is_unranked(arguments, attrs):
                 raise explain_trial(error, op, arguments, attrs) from error.__cause__
     return probe(op, arguments, attrs) if found is None else found
 
 
 def _answer(op: Op, form: Form, arguments: Arguments, attrs: Attrs) -> list[Spec] | None:
-    """Return the specs of the results by a form; None if it leaves the case to a trial."""
+    """Return the specs of the results by a form; None if the form defers to a trial."""
     answer = form.function(arguments, attrs)
     kind = type(answer)
-    if kind is not tuple and answer is not None:  # (most forms return a tuple: they end here)
+    if kind is not tuple and answer is not None:  # (most forms return a tuple and end here)
         if kind is Spec:
             return [answer]
         if kind is list and all(type(spec) is Spec for spec in answer):
@@ -124,13 +124,13 @@ def _answer(op: Op, form: Form, arguments: Arguments, attrs: Attrs) -> list[Spec
 
 
 def explain_trial(error: Exception, op: Op, arguments: Arguments, attrs: Attrs) -> Exception:
-    """Return an error that names the op and its inputs, as eager mode does."""
+    """Return an error that names the op and its inputs, like in eager mode."""
     specs = list(_leaves(arguments))
     inputs = " and ".join(f"{x.dtype} {'<unknown>' if x.shape is None else x.shape}" for x in specs)
     if op.broadcasts and (type(error) is Clash or (type(error) is ValueError and _clash(specs))):
         return ShapeError(
             f"{op.type}: operands could not be broadcast together, regrad.{op.name} got {inputs}. "
-            "From the last axis on, sizes have to be equal, or one of them 1."
+            "From the last axis on, sizes must be equal, or one of them must be 1."
         )
     if is_of_caller(error) or isinstance(error, RegradError):
         error.add_note(f"in the op type {op.type!r} (regrad.{op.name}) of {inputs}")
@@ -172,7 +172,7 @@ def probe(op: Op, arguments: Arguments, attrs: Attrs) -> list[Spec]:
     except Exception as error:
         found = explain_trial(error, op, arguments, attrs)
         # With all sizes known, an error about shapes or types is the user's. A ValueError may come
-        # of the values of the trial (a matrix that is singular), so it is left to the run.
+        # from the values of the trial (e.g. a singular matrix), so only the run can raise it.
         if known and (isinstance(error, MISTAKES) or isinstance(found, ShapeError)):
             raise found from error.__cause__
         return _guess(op, arguments)
@@ -182,8 +182,8 @@ def _guess(op: Op, arguments: Arguments) -> list[Spec]:
     """Return an unknown shape, and the dtype that nearly all kernels keep."""
     if op.several:
         raise UnknownShapeError(
-            f"{op.type}: how many results there are, and of which shapes, cannot be told before "
-            "the run. Say so in a function of your own, under @shape_of."
+            f"{op.type}: the number of results and their shapes are unknown before the run. "
+            "Define them in a function decorated with @shape_of."
         )
     dtypes = [x.dtype for x in _leaves(arguments)]
     other = dtypes[0] if dtypes else get_default_dtype()
@@ -191,16 +191,16 @@ def _guess(op: Op, arguments: Arguments) -> list[Spec]:
 
 
 def _try(op: Op, arguments: Arguments, attrs: Attrs) -> list[Spec]:
-    """Return the specs of the results where all sizes are known; remembered, if that can be."""
+    """Return the specs of the results where all sizes are known. They are cached if possible."""
     specs = tuple([tuple(x) if isinstance(x, list) else x for x in arguments])
-    # with the type of each value: 1, 1.0 and True would be one key of the cache
+    # with the type of each value, because 1, 1.0 and True are the same key of a cache
     items = tuple([(name, type(value), value) for name, value in attrs.items()])
     try_ = _trial if _is_plain(tuple(attrs.values())) else _trial.__wrapped__
     return list(try_(op, specs, items))
 
 
 def _is_plain(value: object) -> bool:
-    """Return whether a value may be kept: it is compared by what it is, and holds nothing alive."""
+    """Return whether a value may be cached: it compares by value and keeps no object alive."""
     if isinstance(value, tuple):
         return all(map(_is_plain, value))
     return isinstance(value, PLAIN)
@@ -208,7 +208,7 @@ def _is_plain(value: object) -> bool:
 
 @lru_cache(maxsize=4096)
 def _trial(op: Op, specs: tuple[Any, ...], items: tuple[Any, ...]) -> tuple[Spec, ...]:
-    """Return the specs of the results for arrays of these specs; `items` are the attributes."""
+    """Return the specs of the results for arrays of these specs. `items` are the attributes."""
     arrays = [_each(x, _array) for x in specs]
     with quiet():
         results = op.kernels[np.ndarray](*arrays, **{name: value for name, _, value in items})
@@ -217,7 +217,7 @@ def _trial(op: Op, specs: tuple[Any, ...], items: tuple[Any, ...]) -> tuple[Spec
 
 
 def _array(x: Spec) -> np.ndarray:
-    """Zeros for what may be an index; else ones, with a diagonal that makes matrices regular."""
+    """Return zeros for integers, which may be indices; else ones plus an identity matrix."""
     shape: Any = x.shape
     if x.dtype.kind in "iu":
         return np.zeros(shape, x.dtype)
@@ -229,16 +229,16 @@ def _array(x: Spec) -> np.ndarray:
 
 
 def _each(x: Any, change: Callable[[Spec], Any]) -> Any:
-    """Return a parameter's specs, changed."""
+    """Apply a function to the specs of a parameter."""
     if x is None or type(x) is Spec:
         return x and change(x)
     return [change(spec) for spec in x]
 
 
 def _small(arguments: Arguments) -> Arguments:
-    """Return the same with Dims for the large sizes of large arrays, so that a trial is quick."""
+    """Replace the large sizes of large arrays by Dims, so that a trial is fast."""
     large = {n for x in _leaves(arguments) if _elements(x) > LARGE for n in _numbers(x)}
-    # by number, wherever it occurs: equal sizes (of matrices to be multiplied) stay equal
+    # by number, in all positions, so that equal sizes (of matrices to multiply) stay equal
     large.difference_update(range(SMALL + 1))
     if not large:
         return arguments
@@ -257,7 +257,7 @@ def _large(n: int) -> Dim:
 
 
 def _numbers(x: Spec) -> list[int]:
-    """Return the sizes that are known."""
+    """Return the known sizes."""
     return [n for n in x.shape or () if isinstance(n, int)]
 
 
@@ -274,11 +274,11 @@ def _dims_of(value: Any) -> list[Dim]:
 
 
 def _compare(op: Op, arguments: Arguments, attrs: Attrs) -> list[Spec]:
-    """Return the specs that trials with other numbers for the unknown sizes have in common.
+    """Return what trials with different numbers for the unknown sizes have in common.
 
     The numbers rise from size to size in one trial and fall in the other, so that no size can
-    be mistaken for one computed from another. Where that fails, some sizes may have to be equal;
-    but a trial in which all are tells the rank and no more.
+    be mistaken for one computed from another. If a trial fails, some sizes may have to be equal. A
+    trial in which all sizes are equal then determines the rank, but no size.
     """
     places: dict[Any, int] = {}
 
@@ -298,16 +298,16 @@ def _compare(op: Op, arguments: Arguments, attrs: Attrs) -> list[Spec]:
 
 
 def _common(op: Op, arguments: Arguments, attrs: Attrs, *numbers: Number) -> list[Spec]:
-    """Return the specs that trials with different sizes, and with sizes of 1, have in common."""
-    # sizes of the result can only be sizes that the op was given, not what it computed of them
+    """Return what trials with different sizes, and with sizes of 1, have in common."""
+    # sizes of the result can only be sizes of the arguments, not numbers computed from them
     candidates = {n.key: n for n in _dims_of([*_leaves(arguments), *attrs.values()])}
     trials = [_try_filled(op, arguments, attrs, number) for number in numbers]
     stood = [[_fill(n, number) for number in (*numbers, _one)] for n in candidates.values()]
-    with suppress(Exception):  # 1 is special: it broadcasts, and can be left out
+    with suppress(Exception):  # 1 is special, because it broadcasts; the trial is optional
         trials.append(_try_filled(op, arguments, attrs, _one))
     if len(set(map(len, trials))) > 1:
         raise UnknownShapeError(
-            f"{op.type}: how many results there are depends on a size that only the run can tell"
+            f"{op.type}: the number of results depends on a size that is unknown before the run"
         )
     known = list(zip(candidates.values(), stood, strict=True))
     return [
@@ -326,14 +326,14 @@ def _try_filled(op: Op, arguments: Arguments, attrs: Attrs, number: Number) -> l
 
 
 def _common_shape(shapes: Sequence[Any], known: Known) -> Any:
-    """Return the shape of which the trials returned these examples."""
+    """Return the shape whose examples in the trials are these shapes."""
     if len(set(map(len, shapes))) > 1:
         return None
     return tuple([_common_size(sizes, known) for sizes in zip(*shapes, strict=True)])
 
 
 def _common_size(sizes: Sequence[int], known: Known) -> Any:
-    """Return the number that a size always was, or the only Dim that always was the same."""
+    """Return the number if a size was constant, else the only Dim with the same numbers."""
     if len(set(sizes)) == 1:
         return sizes[0]
     found = [size for size, stood in known if stood[: len(sizes)] == list(sizes)]
@@ -362,7 +362,7 @@ def _is_unranked(arguments: Arguments, attrs: Attrs) -> bool:
 
 def _of_some_rank(op: Op, arguments: Arguments, attrs: Attrs) -> list[Spec]:
     """Return the dtypes of the results, from the first rank that the op accepts."""
-    asked = None  # the error of a rank that the op accepts, but of which it asks too much
+    asked = None  # the error of a rank that the op accepts, but at which it needs a known size
     for first, *rest in _ranks(sum(x.shape is None for x in _leaves(arguments))):
         ranks = iter((first, *rest))
         specs = [_each(x, partial(_give_rank, ranks=ranks)) for x in arguments]
@@ -371,7 +371,7 @@ def _of_some_rank(op: Op, arguments: Arguments, attrs: Attrs) -> list[Spec]:
             found = _at_rank(op, specs, {k: dims.mapped(v, shaped) for k, v in attrs.items()})
         except UnknownShapeError as error:
             asked = error
-        except Exception:  # the op is not for this rank
+        except Exception:  # the op does not accept this rank
             continue
         else:
             return [Spec(None, x.dtype) for x in found]
@@ -389,7 +389,7 @@ def _at_rank(op: Op, arguments: Arguments, attrs: Attrs) -> list[Spec]:
 
 
 def _ranks(count: int) -> Iterator[tuple[int, ...]]:
-    """Yield ranks for so many shapes: the same for all; then, of a few, all combinations."""
+    """Yield ranks for `count` shapes: equal ranks, then, for a few shapes, all combinations."""
     yield from [(rank,) * max(count, 1) for rank in RANKS]
     if count <= FEW:
         yield from (r for r in itertools.product(RANKS, repeat=count) if len(set(r)) > 1)
@@ -400,7 +400,7 @@ def _give_rank(x: Spec, ranks: Iterator[int]) -> Spec:
 
 
 def _shaped(part: Dim | UnknownRank, rank: int) -> Any:
-    """Return some shape of this rank for one that is unknown."""
+    """Return a shape of this rank in place of an unknown shape."""
     return _some_shape(rank) if isinstance(part, UnknownRank) else part
 
 

@@ -1,6 +1,6 @@
 """Forms of products of matrices and of their decompositions.
 
-The kernels call the functions without a leading underscore, for what they check.
+The kernels call the functions without a leading underscore to check their arguments.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def _product(arguments: Arguments, attrs: Attrs) -> Any:
 
 
 def check_inner(a: Sequence[Any], b: Sequence[Any], transpose_a: bool, transpose_b: bool) -> None:
-    """Refuse matrices of which one has not as many columns as the other has rows."""
+    """Raise unless the number of columns of a is the number of rows of b."""
     left, right = a[-2 if transpose_a else -1], b[-1 if transpose_b else -2]
     if differ(left, right):
         how = f" with transpose_a={transpose_a}, transpose_b={transpose_b}"
@@ -37,7 +37,7 @@ def check_inner(a: Sequence[Any], b: Sequence[Any], transpose_a: bool, transpose
 
 
 def _batch(a: tuple[Size, ...], b: tuple[Size, ...]) -> tuple[Size, ...]:
-    """The common axes before those of matrices."""
+    """Return the broadcast axes before the last two."""
     return broadcast(a[:-2], b[:-2]) or ()
 
 
@@ -62,7 +62,7 @@ def _einsum(arguments: Arguments, attrs: Attrs) -> Shape:
 
 
 def squares(shape: Any) -> Any:
-    """Return a shape of square matrices; refuse any other."""
+    """Return a shape of square matrices; raise for any other shape."""
     if len(shape) < 2 or differ(shape[-1], shape[-2]):
         raise ShapeError(f"expected square matrices (over the last two axes), got {shape}")
     return shape
@@ -89,7 +89,7 @@ def _log_determinant(arguments: Arguments, attrs: Attrs) -> list[Spec]:
 def _solve(arguments: Arguments, attrs: Attrs) -> Shape:
     a, b = squares(arguments[0].shape), arguments[1].shape
     if not b or differ(a[-1], b[-1 if len(b) == 1 else -2]):
-        raise ShapeError(f"expected as many rows on the right as on the left, got {a} and {b}")
+        raise ShapeError(f"expected the same number of rows in a and b, got {a} and {b}")
     if len(b) == 1:
         return a[:-1]
     return (*_batch(a, b), *b[-2:])
@@ -110,7 +110,7 @@ form("SelfAdjointEigvals", dtype=real_dtype)(
 
 
 def matrices(name: str, shape: Any) -> Any:
-    """Return a shape of matrices; refuse any other."""
+    """Return a shape of matrices; raise for any other shape."""
     if len(shape) < 2:
         raise ShapeError(f"{name} takes matrices (rank 2 or more), got {shape}")
     return shape
@@ -178,9 +178,9 @@ def _diag(arguments: Arguments, attrs: Attrs) -> Shape:
 
 
 def sizes_around(diagonal: Any, offset: int, sizes: Any) -> tuple[Any, Any]:
-    """Return the sizes of a matrix with such a diagonal; they may be given, and must fit."""
+    """Return the sizes of a matrix with such a diagonal. Sizes that are passed must fit."""
     if not diagonal:
-        raise ShapeError("diag takes vectors (rank 1 or more), got a Tensor of rank 0")
+        raise ShapeError("diag expects vectors (rank 1 or more), got a Tensor of rank 0")
     m, n = (diagonal[-1] + abs(offset),) * 2 if sizes is None else sizes
     length = _diagonal_size(m, n, offset)
     if differ(diagonal[-1], length):

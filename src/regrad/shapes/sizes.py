@@ -1,4 +1,4 @@
-"""Arithmetic of sizes and shapes that are known in part."""
+"""Arithmetic of partially known sizes and shapes."""
 
 from __future__ import annotations
 
@@ -10,40 +10,40 @@ from regrad.core import dims
 from regrad.core.dims import Dim, UnknownRank
 from regrad.errors import ShapeError
 
-Size = int | Dim | None  # None: nothing is known
-Shape = tuple[Size, ...] | None  # None: not even the rank is known
+Size = int | Dim | None  # None is an unknown size
+Shape = tuple[Size, ...] | None  # None is an unknown rank
 
 
 class Clash(ShapeError):
-    """Sizes, known now, that do not fit together."""
+    """Known sizes that do not fit together."""
 
 
 def equal(m: Size, n: Size) -> bool:
-    """Return whether two sizes are the same for certain."""
+    """Return whether two sizes are certainly equal."""
     if isinstance(m, Dim) or isinstance(n, Dim):
         return isinstance(m, Dim) and isinstance(n, Dim) and m.key == n.key
     return m is not None and m == n
 
 
 def differ(m: Size, n: Size) -> bool:
-    """Return whether two sizes are known, and not the same."""
+    """Return whether two sizes are known and not equal."""
     return type(m) is int and type(n) is int and m != n
 
 
 def unlike(a: Sequence[Size], b: Sequence[Size]) -> bool:
-    """Return whether two shapes are different for certain."""
+    """Return whether two shapes are certainly different."""
     return len(a) != len(b) or any(map(differ, a, b))
 
 
 def smaller(m: Size, n: Size) -> Size:
-    """The smaller size, if it is known which that is."""
+    """Return the smaller size, or None if it is unknown which one is smaller."""
     if type(m) is int and type(n) is int:
         return min(m, n)
     return m if equal(m, n) else None
 
 
 def merge(shapes: Iterable[Sequence[Size]]) -> tuple[Size, ...]:
-    """Return the one shape that all of these are, with the sizes that any of them knows."""
+    """Merge shapes that must be equal. A size is known if it is known in any shape."""
     first, *others = shapes
     for other in others:
         if unlike(first, other):
@@ -53,7 +53,7 @@ def merge(shapes: Iterable[Sequence[Size]]) -> tuple[Size, ...]:
 
 
 def broadcast(*shapes: Shape) -> Shape:
-    """The shape to which these broadcast together, as far as it is known."""
+    """Return the shape to which these shapes broadcast, as far as it is known."""
     return reduce(_broadcast, shapes)
 
 
@@ -67,7 +67,10 @@ def _broadcast(a: Shape, b: Shape) -> Shape:
 
 
 def _wider(m: Size, n: Size) -> Size:
-    """The size to which two broadcast; an unknown one with a number over 1 is 1, or that."""
+    """Return the size to which two sizes broadcast.
+
+    An unknown size next to a number above 1 is either 1 or that number.
+    """
     if m is n:
         return m
     if type(m) is not int:
@@ -82,12 +85,12 @@ def _wider(m: Size, n: Size) -> Size:
 
 
 def pairs(a: Sequence[Any], b: Sequence[Any]) -> Iterable[tuple[Any, Any]]:
-    """Entries that belong together, of sequences of one length."""
+    """Pair the entries of two sequences of the same length."""
     return zip(a, b, strict=True)
 
 
 def shorten(shape: Sequence[Size], depth: int = 4) -> Shape:
-    """A shape without sizes that took many steps to compute: None is as good, and no burden."""
+    """Replace sizes with long expressions by None, to keep expressions short."""
     return tuple([None if _is_deep(n, depth) else n for n in shape])
 
 
@@ -96,7 +99,7 @@ def _is_deep(n: Size, depth: int) -> bool:
 
 
 def as_sizes(shape: Any) -> Shape:
-    """A shape as attributes hold it."""
+    """Return a shape attribute as a Shape."""
     if isinstance(shape, UnknownRank):
         return None
     entries = shape if isinstance(shape, tuple | list) else (shape,)
@@ -104,12 +107,12 @@ def as_sizes(shape: Any) -> Shape:
 
 
 def listing(shapes: Iterable[Any]) -> str:
-    """Shapes in a message."""
+    """Format shapes for a message."""
     return " and ".join(map(str, shapes))
 
 
 class StandIn:
-    """A symbol in a trial: each of its sizes (and elements) is what `number` says."""
+    """A symbol in a trial. Each of its sizes (and elements) is the result of `number`."""
 
     def __init__(self, source: Any, number: Callable[[Any], int]) -> None:
         self.source = source

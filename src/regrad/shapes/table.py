@@ -1,10 +1,10 @@
 """The table of forms.
 
-A *form* is a function `(arguments, attrs)`: it is given a `Spec` for each parameter of the op (a
-list for a sequence of tensors, None for an absent one) and the attributes, and returns a shape,
-or a `Spec`, or a list of them for several results. Sizes that are known only in the run are
-`Dim`s, with which it may compute. `NotImplemented` leaves the case to a trial of the kernel, and
-so does a question that a Dim cannot answer.
+A *form* is a function `(arguments, attrs)`. It receives a `Spec` for each parameter of the op (a
+list for a sequence of tensors, None for an absent argument) and the attributes. It returns a shape,
+a `Spec`, or a list of `Spec`s for several results. Sizes that are unknown before the run are
+`Dim`s, which support arithmetic. If a form returns `NotImplemented`, or needs the value of a Dim,
+regrad tries the kernel instead.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from regrad.core.registry import Attrs, Op, find_op
 from regrad.errors import RegistrationError
 from regrad.shapes.sizes import Shape, StandIn, broadcast
 
-Arguments = Sequence[Any]  # a Spec, a list of them or None for each parameter
+Arguments = Sequence[Any]  # for each parameter: a Spec, a list of Specs, or None
 F = TypeVar("F", bound=Callable[[Arguments, Attrs], Any])
 
 ResultDType = np.dtype | Callable[[Op, Arguments, Attrs], np.dtype] | None
@@ -39,7 +39,7 @@ class Spec(NamedTuple):
 
 
 class Form(NamedTuple):
-    """A form, and the dtype of the result where it is not that of the first input."""
+    """A form, and the dtype of the result where it differs from the first input's dtype."""
 
     function: Callable[[Arguments, Attrs], Any]
     dtype: ResultDType
@@ -49,31 +49,32 @@ FORMS: dict[str, Form] = {}
 
 
 def form_of(op: Op) -> Form | None:
-    """Return the form of an op, if there is one."""
+    """Return the form of an op, or None."""
     return FORMS.get(op.type, ELEMENTWISE if op.elementwise else None)
 
 
 def shape_of(
     *op_types: str, dtype: str | type | np.dtype | None = None, overwrite: bool = False
 ) -> Callable[[F], F]:
-    """Say how the shape of an op's result follows from its inputs and attributes.
+    """Define the shape of an op's result as a function of its inputs and attributes.
 
-    The function is given `(arguments, attrs)`, with a `Spec` (`shape`, `dtype`) for each
-    parameter, and returns the shape. Sizes may be numbers, or stand for what only the run of a
-    graph can tell; those can be computed with and returned, and None says that nothing is known.
-    An op type without such a function is tried on small arrays when a graph is built.
+    The function receives `(arguments, attrs)`, with a `Spec` (`shape`, `dtype`) for each
+    parameter, and returns the shape. Sizes are numbers, or symbols for sizes that are unknown
+    before the run of a graph. The function may compute with symbols and return them. None is an
+    unknown size. Without such a function, regrad tries an op type on small arrays when it builds
+    a graph.
 
     Args:
-        op_types: The op types for which the function speaks.
-        dtype: The result's dtype; by default that of the first input. For several results, or
-            a dtype that depends on the attributes, return a `Spec` or a list of them.
-        overwrite: Replace the function that an op type has already.
+        op_types: The op types to which the function applies.
+        dtype: The result's dtype; by default the first input's dtype. For several results, or a
+            dtype that depends on the attributes, return a `Spec` or a list of `Spec`s.
+        overwrite: Replace the existing function of an op type.
 
     Returns:
-        A decorator, which returns the function as it is.
+        A decorator that returns the function unchanged.
 
-    Raises UnknownOpError for an op type that does not exist, RegistrationError for one that has
-    such a function, or for a function that does not take two arguments.
+    Raises UnknownOpError for an op type that does not exist. Raises RegistrationError for an op
+    type that already has a function, and for a function that does not take two arguments.
 
     >>> import regrad as rg
     >>> from regrad.shapes.infer import Spec, infer, shape_of
@@ -92,7 +93,7 @@ def shape_of(
     for op_type in names:
         if op_type in FORMS and not overwrite:
             raise RegistrationError(
-                f"how the shape of the op type {op_type!r} follows is known already; pass "
+                f"the op type {op_type!r} already has a shape function; pass "
                 "overwrite=True to replace the function"
             )
     register = form(*names, dtype=None if dtype is None else np.dtype(dtype))
@@ -111,7 +112,7 @@ def shape_of(
 
 
 def form(*op_types: str, dtype: ResultDType = None) -> Callable[[F], F]:
-    """The same for the library's own op types, which need not be defined yet."""
+    """Register a form for regrad's own op types, which need not be defined yet."""
 
     def register(function: F) -> F:
         FORMS.update(dict.fromkeys(op_types, Form(function, dtype)))
@@ -130,16 +131,16 @@ def broadcasting(arguments: Arguments, attrs: Attrs) -> Shape:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """No warnings: in a trial, values mean nothing."""
+    """Suppress warnings, because the values of a trial have no meaning."""
     with warnings.catch_warnings(), np.errstate(all="ignore"):
         warnings.simplefilter("ignore")
         yield
 
 
 def measure_dtype(op: Op, arguments: Arguments, attrs: Attrs) -> np.dtype:
-    """The dtype of what the kernel returns for arrays of one element."""
+    """Return the dtype of the kernel's result for arrays of one element."""
     dtypes = tuple([None if x is None else x.dtype for x in arguments])
-    # (with 1 for each unknown size)
+    # (unknown sizes are 1)
     items = [(name, dims.resolved(value, _ones)) for name, value in attrs.items()]
     return _measure(op, dtypes, tuple(items))
 
@@ -159,7 +160,7 @@ ELEMENTWISE = Form(broadcasting, measure_dtype)
 
 
 def dtype_attribute(op: Op, arguments: Arguments, attrs: Attrs) -> np.dtype:
-    """The attribute `dtype`; the input's where that is None."""
+    """Return the attribute `dtype`, or the input's dtype if the attribute is None."""
     dtype = attrs["dtype"] or arguments[0].dtype
     if isinstance(dtype, np.dtype):
         return dtype
@@ -167,7 +168,7 @@ def dtype_attribute(op: Op, arguments: Arguments, attrs: Attrs) -> np.dtype:
 
 
 def total_dtype(op: Op, arguments: Arguments, attrs: Attrs) -> np.dtype:
-    """Sums and products of small integers and bools are of the default integer."""
+    """Return the dtype of a sum or product, the default integer for small integers and bools."""
     return _total(arguments[0].dtype)
 
 
@@ -177,21 +178,21 @@ def _total(dtype: np.dtype) -> np.dtype:
 
 
 def quotient_dtype(op: Op, arguments: Arguments, attrs: Attrs) -> np.dtype:
-    """The dtype of an input that was divided by a number."""
+    """Return the dtype of an input that is divided by a number."""
     dtype = arguments[0].dtype
     return np.dtype(np.float64) if dtype.kind in "biu" else dtype
 
 
 def second_dtype(op: Op, arguments: Arguments, attrs: Attrs) -> np.dtype:
-    """The dtype of the second input."""
+    """Return the dtype of the second input."""
     return arguments[1].dtype
 
 
 def real_dtype(op: Op, arguments: Arguments, attrs: Attrs) -> np.dtype:
-    """The dtype of sizes and parts of the first input, which may be complex."""
+    """Return the real dtype for the first input, which may be complex."""
     return real_of(arguments[0].dtype)
 
 
 def real_of(dtype: np.dtype) -> np.dtype:
-    """The real dtype that goes with a complex one."""
+    """Return the real dtype for a complex dtype."""
     return np.real(np.empty(0, dtype)).dtype if dtype.kind == "c" else dtype

@@ -1,7 +1,6 @@
-"""Training: optax's optimizers over Variables, checkpoints in safetensors, a loop.
+"""Training: optax's optimizers for Variables, checkpoints in the safetensors format, a loop.
 
-Nothing here is needed for gradients, and JAX, optax and safetensors are imported when they are
-first used.
+Gradients do not need this package. It imports JAX, optax and safetensors on first use.
 """
 
 from regrad.core.hints import hint_in as _hint_in

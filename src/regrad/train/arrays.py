@@ -1,4 +1,4 @@
-"""The values of Variables as JAX's and NumPy's arrays, and back to where they were."""
+"""Conversion of the values of Variables to JAX or NumPy arrays, and back to their library."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ def is_jax(x: Tensor) -> bool:
 
 
 def to_jax(x: Tensor) -> Any:
-    """The values as JAX's functions take them; float64 raises while JAX's x64 mode is off."""
-    data = x.data  # refused while x is differentiated: the gradient would be lost
+    """Return the values for JAX's functions. float64 raises while JAX's x64 mode is off."""
+    data = x.data  # raises while x is being differentiated, because the gradient would be lost
     if is_jax(x):
         return data
     import jax
@@ -27,7 +27,7 @@ def to_jax(x: Tensor) -> Any:
 
 
 def to_host(x: Tensor) -> np.ndarray:
-    """The values in NumPy; those of a sharded array are gathered, from other hosts too."""
+    """Return the values in NumPy. A sharded array is gathered, also from other hosts."""
     data = x.data
     if is_jax(x) and not data.is_fully_addressable:
         from jax.experimental.multihost_utils import process_allgather
@@ -37,7 +37,7 @@ def to_host(x: Tensor) -> np.ndarray:
 
 
 def as_held(values: np.ndarray, old: Tensor) -> Tensor:
-    """New values in the library and on the devices that hold the old ones."""
+    """Return new values in the library and on the devices of the old values."""
     backend = BACKENDS[type(old._data)]
     if backend.name == "jax" and old._data.committed:
         import jax

@@ -1,8 +1,9 @@
 """Checkpoints: the values of Variables in one file in the safetensors format.
 
-Other programs read it too. A dtype that the format's NumPy reader lacks is stored as a view:
-complex128 as pairs of float64, others as bytes; a note in the file's metadata says which. Two more
-notes hold checksums, which the format lacks: one of each array, and one of all other metadata.
+Other programs can read the file, too. A dtype that the format's NumPy reader does not support is
+stored as a view: complex128 as pairs of float64, other dtypes as bytes. A note in the file's
+metadata lists the views. The format has no checksums, so two more notes hold checksums: of each
+array, and of all other metadata.
 """
 
 from __future__ import annotations
@@ -25,9 +26,9 @@ from regrad.train.arrays import as_held, is_jax, to_host
 
 Variables = Iterable[Variable] | Mapping[str, Variable]
 
-VIEWED = "regrad.ops.dtypes"  # the key, in the metadata, of the dtypes of what is stored as a view
-CHECKSUMS = "regrad.crc32"  # those of the arrays
-SEAL = "regrad.crc32.metadata"  # that of the metadata, which begins with the key above
+VIEWED = "regrad.ops.dtypes"  # the metadata key for the dtypes of arrays stored as views
+CHECKSUMS = "regrad.crc32"  # the metadata key for the checksums of the arrays
+SEAL = "regrad.crc32.metadata"  # the key for the metadata's checksum; begins with CHECKSUMS
 RESERVED = (VIEWED, CHECKSUMS, SEAL, "__metadata__")
 CODES = {
     "BOOL": "bool", "I8": "int8", "I16": "int16", "I32": "int32", "I64": "int64", "U8": "uint8",
@@ -42,23 +43,23 @@ def save(
     """Write the values of variables to a file.
 
     Args:
-        path: The file, `model.safetensors` say. If there is one, it stays, whole, until the new
-            one is complete; the new one has its mode. If it is a symbolic link, what it points to
-            is replaced.
-        variables: Variables, which are stored under their names, or a dict from names of your
-            choice. (Default names count the variables of a program; name those that another
-            program is to restore.) To go on with training later, save the optimizer's too:
-            `[*model, *optimizer.variables]`.
-        metadata: Strings to keep with them, such as `{"epoch": "3"}`; `restore` returns them.
+        path: The file, e.g. `model.safetensors`. An existing file stays intact until the new file
+            is complete. The new file gets the old mode. If the path is a symbolic link, `save`
+            replaces the target of the link.
+        variables: Variables, which are stored under their names, or a dict from names to
+            Variables. (Default names count the variables of a program. Set the names of variables
+            that another program is to restore.) To continue training later, also save the
+            optimizer's variables: `[*model, *optimizer.variables]`.
+        metadata: Strings to store, such as `{"epoch": "3"}`. `restore` returns them.
 
-    Sharded arrays are gathered. With several hosts all have to call `save`, and the first one
+    Sharded arrays are gathered. With several hosts, all hosts must call `save`, and the first host
     writes.
 
     Raises:
-        ArgumentError: two variables of one name; no variables, or something else; path is not the
-            name of a file.
-        CheckpointError: there is something at `path` that is not a file.
-        OSError: the file cannot be written; the old one is as it was.
+        ArgumentError: two variables have the same name; `variables` is empty or contains other
+            values; `path` is not the name of a file.
+        CheckpointError: `path` exists and is not a file.
+        OSError: the file cannot be written. The old file is unchanged.
         GradientError: a variable is being differentiated.
         StateError: called inside a compiled function.
 
@@ -99,7 +100,7 @@ def list_variables(path: str | os.PathLike[str]) -> dict[str, Stored]:
     Args:
         path: The file.
 
-    Only the header is read, so a file of many GB is listed at once.
+    `list_variables` reads only the header, so a file of many GB also takes little time.
 
     Raises:
         MissingPackageError: safetensors is not installed.
@@ -128,23 +129,23 @@ def restore(
     """Set variables to the values in a file that `save` wrote, and return its metadata.
 
     Args:
-        path: The file, `save`'s or any other in the safetensors format (Hugging Face's, say).
-        variables: As for `save`. The names must be those in the file, all of them.
-        strict: False to restore what is both in the file and among the variables, and to leave
-            the rest: a model without its optimizer's state, or some layers of a larger model. At
-            least one name must be in both, and shapes and dtypes must be equal.
+        path: A file by `save`, or any other file in the safetensors format, e.g. by Hugging Face.
+        variables: As for `save`. Their names must be exactly the names in the file.
+        strict: False restores only names that are both in the file and among the variables, e.g.
+            a model without its optimizer's state, or some layers of a larger model. At least one
+            name must be in both. Shapes and dtypes must be equal.
 
-    Values come back bit for bit. A variable keeps its library, and in JAX its devices and
-    sharding. All is checked first, by checksums too if `save` wrote the file: after an error no
-    variable has changed.
+    Values are restored bit-identically. A variable keeps its library, and in JAX its devices and
+    sharding. `restore` checks everything first, including checksums if `save` wrote the file. So
+    after an error no variable has changed.
 
     Returns:
         The metadata, a dict of strings.
 
     Raises:
         MissingPackageError: safetensors is not installed.
-        CheckpointError: the file is damaged; names, shapes or dtypes are not the variables'.
-        ArgumentError: two variables of one name; no variables, or something else.
+        CheckpointError: the file is damaged, or names, shapes or dtypes do not match the variables.
+        ArgumentError: two variables have the same name; `variables` is empty or has other values.
         StateError: called inside a compiled function.
         FileNotFoundError: there is no such file.
 
@@ -176,17 +177,17 @@ def restore(
 
 @contextmanager
 def _opened(path: str, api: str) -> Iterator[tuple[Any, dict[str, str]]]:
-    """Open a file, and give it with its metadata."""
+    """Open a file, and yield it with its metadata."""
     safetensors = needed("safetensors", "train", f"regrad.train.{api}")
     with reading(path, "safetensors file"), safetensors.safe_open(path, framework="np") as file:
         yield file, dict(file.metadata() or {})
 
 
-# -- arrays as the format has them -----------------------------------------------------------------
+# -- arrays in the file format ---------------------------------------------------------------------
 
 
 def _encode(array: np.ndarray, viewed: bool) -> np.ndarray:
-    array = np.array(array, order="C", copy=None)  # the format has the buffer as it lies
+    array = np.array(array, order="C", copy=None)  # the format stores the buffer in C order
     if viewed:
         return array[..., None].view(np.float64 if array.dtype == np.complex128 else np.uint8)
     return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
@@ -197,13 +198,13 @@ def _decode(array: np.ndarray, v: Variable, viewed: bool) -> np.ndarray:
 
 
 def _write(file: IO[bytes], arrays: Mapping[str, np.ndarray], notes: Mapping[str, str]) -> None:
-    """Write the format: the length of the header, the header, the arrays without gaps.
+    """Write the format: the length of the header, the header, and the arrays without gaps.
 
-    (The package's own function takes no open file, only a name, which another program may have
-    made a link.)
+    (safetensors' own function accepts only a file name, and another program may have turned the
+    name into a link.)
     """
     codes = {dtype: code for code, dtype in CODES.items()}
-    # the widest first, so that each array lies where its dtype may lie in memory
+    # the widest dtypes first, so that each array is aligned
     arrays = dict(sorted(arrays.items(), key=lambda item: (-item[1].itemsize, item[0])))
     header: dict[str, Any] = {"__metadata__": _sealed(notes, arrays)}
     end = 0
@@ -222,7 +223,7 @@ def _write(file: IO[bytes], arrays: Mapping[str, np.ndarray], notes: Mapping[str
 
 
 def _checksum(array: np.ndarray) -> str:
-    """The checksum of an array, its dtype and shape included."""
+    """Return the checksum of an array, including its dtype and shape."""
     return f"{checksum(array, zlib.crc32(f'{array.dtype} {array.shape}'.encode())):08x}"
 
 
@@ -231,21 +232,21 @@ def _seal(notes: Mapping[str, str]) -> str:
 
 
 def _sealed(notes: Mapping[str, str], arrays: Mapping[str, np.ndarray]) -> dict[str, str]:
-    """Metadata with the checksums of arrays, and with its own."""
+    """Return metadata with the checksums of the arrays and of the metadata."""
     sums = json.dumps({name: _checksum(array) for name, array in arrays.items()})
     notes = {CHECKSUMS: sums, **notes}
     return {**notes, SEAL: _seal(notes)}
 
 
 def _taken_checksums(notes: dict[str, str], names: set[str]) -> dict[str, str] | None:
-    """Take the checksums out of the metadata; None if another program wrote the file."""
-    if CHECKSUMS not in str(notes):  # one place that is left will do: damage may have hit others
+    """Remove the checksums from the metadata. Return None if another program wrote the file."""
+    if CHECKSUMS not in str(notes):  # any remaining trace suffices, because others may be damaged
         return None
     if notes.pop(SEAL, None) != _seal(notes):
         raise ValueError("the metadata are not those that were saved (checksum)")
     checksums = json.loads(notes.pop(CHECKSUMS, "{}"))
     if checksums.keys() != names:
-        raise ValueError("the names of its arrays are not those of its checksums")
+        raise ValueError("the names of its arrays do not match its checksums")
     return checksums
 
 
@@ -268,7 +269,7 @@ def _check(
     viewed: Mapping[str, str],
     strict: bool,
 ) -> None:
-    """Refuse a file that does not fit, naming all that is wrong."""
+    """Raise for a file that does not fit. The error lists all differences."""
     found = set(file.keys())
     wrong = [f"{n!r} is not in the file" for n in named if n not in found]
     if strict:
@@ -281,13 +282,13 @@ def _check(
     if wrong:
         raise CheckpointError(
             f"restore: {path} does not fit the variables: {'; '.join(sorted(wrong))}. Nothing was "
-            "restored. Give the variables that were saved, or a dict {name in the file: variable}; "
+            "restored. Pass the variables that were saved, or a dict {name in the file: variable}; "
             "strict=False restores what is in both."
         )
 
 
 def _stored(file: Any, name: str, viewed: Mapping[str, str]) -> Stored:
-    """Shape and dtype of an array, also of one that is stored as a view."""
+    """Return shape and dtype of an array, also if it is stored as a view."""
     part = file.get_slice(name)
     code: str = part.get_dtype()
     shape = tuple(part.get_shape())
@@ -300,7 +301,7 @@ def _stored(file: Any, name: str, viewed: Mapping[str, str]) -> Stored:
 
 
 def _on_first_host(shared: bool, write: Callable[[], None]) -> None:
-    """Write once, where the hosts share their arrays; the others wait until it is done."""
+    """Write once if hosts share their arrays. The other hosts wait until it is done."""
     if not shared:
         return write()
     import jax
@@ -331,14 +332,14 @@ def _by_name(variables: Variables, api: str) -> dict[str, Variable]:
         if not isinstance(v, Variable) or not isinstance(name, str):
             raise ArgumentError(
                 f"{api}(path, variables) takes a list of Variables, or a dict from names to "
-                f"Variables, got {kind(v)}; of a Module give module.variables"
+                f"Variables, got {kind(v)}; for a Module pass module.variables"
             )
         if name in RESERVED:
             raise ArgumentError(f"{api}: {name!r} means something else in the format; rename it")
         if name in named:
             raise ArgumentError(
-                f"{api}: two variables are called {name!r}. Give them names of their own (of "
-                "optimizers: Optimizer(…, name=…)), or a dict from names to variables."
+                f"{api}: two variables are called {name!r}. Rename one of them (for "
+                "optimizers: Optimizer(…, name=…)), or pass a dict from names to variables."
             )
         if is_traced(v.value._data):
             raise StateError(
@@ -353,7 +354,7 @@ def _notes(metadata: Mapping[str, str]) -> dict[str, str]:
     for key, value in metadata.items():
         if not isinstance(key, str) or not isinstance(value, str) or key in RESERVED:
             raise ArgumentError(
-                "save: metadata is a dict from strings to strings (for more, json.dumps), got "
+                "save: metadata must be a dict from strings to strings (for more, json.dumps), got "
                 f"{key!r}: {value!r:.60}"
             )
     return dict(metadata)

@@ -1,4 +1,4 @@
-"""A training loop: epochs over batches, a progress bar, a history, an early stop."""
+"""A training loop: epochs over batches, a progress bar, a history, and early stopping."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from regrad.core.signatures import helpful
 from regrad.errors import ArgumentError, kind
 
 Callback = Callable[[int, dict[str, float]], Any]
-SECONDS = 1.0  # between two readings of the loss for the bar
+SECONDS = 1.0  # the interval between two reads of the loss for the progress bar
 
 
 @dataclass
 class History:
-    """The figures of `fit`: for each epoch `{"loss": …}`, with `"evaluation"` if there was one."""
+    """The figures of `fit`: for each epoch `{"loss": …}`, and `"evaluation"` if requested."""
 
     epochs: list[dict[str, float]] = field(default_factory=list)
     stopped_early: bool = False
 
     def __getitem__(self, key: str) -> list[float]:
-        """One figure of all epochs: `history["loss"]`."""
+        """Return one figure of all epochs: `history["loss"]`."""
         return [epoch[key] for epoch in self.epochs]
 
 
@@ -42,26 +42,27 @@ def fit(
     """Call `step(batch)` for each batch, in each epoch.
 
     Args:
-        step: Does one step and returns its loss, a number or a scalar Tensor.
-        batches: The batches, anew for each epoch: a list, a data loader, or a function that
-            returns an iterator (and may shuffle).
-        epochs: How often to go through them.
-        progress: Whether to show a bar (tqdm's, on a terminal, if it is installed).
-        evaluate: Gives a number after each epoch, the smaller the better.
-        patience: Stop after so many epochs in which the evaluation (without one, the loss) was
-            not smaller than ever before.
-        callbacks: Functions that are called after each epoch as `callback(epoch, figures)`: the
-            epoch, counted from 1, and a dict of its figures, `{"loss": …}` with `"evaluation"`
-            if there is one. Save, log, or change a rate there.
+        step: A function that takes one step and returns its loss, a number or a scalar Tensor.
+        batches: The batches of each epoch: a list, a data loader, or a function that returns a new
+            iterator (and may shuffle).
+        epochs: The number of passes over the batches.
+        progress: Whether to show a progress bar (with tqdm, if it is installed, on a terminal).
+        evaluate: A function that returns a number after each epoch; smaller is better.
+        patience: Stop after this number of epochs without a new minimum of the evaluation (of the
+            loss, without `evaluate`).
+        callbacks: Functions to call after each epoch as `callback(epoch, figures)`, e.g. to save,
+            to log, or to change a learning rate. The epoch counts from 1, and the figures are a
+            dict, `{"loss": …}`, with `"evaluation"` if requested.
 
-    The loss of an epoch is the mean over its batches. Losses are read once an epoch, so that
-    JAX need not wait after each step; a bar that is shown reads one every second. For TensorBoard:
+    The loss of an epoch is the mean over its batches. `fit` reads the losses once per epoch, so
+    that JAX need not wait after each step. A visible progress bar reads one loss per second. For
+    TensorBoard:
 
         writer = tensorboardX.SummaryWriter()
         fit(..., callbacks=lambda epoch, figures: writer.add_scalars("fit", figures, epoch))
 
     Returns:
-        A `History`: the figures of each epoch.
+        A `History` with the figures of each epoch.
 
     Raises ArgumentError if an epoch has no batches, a step returns no loss, or a callback is not
     callable.
@@ -101,7 +102,7 @@ def _callables(callbacks: Any) -> Sequence[Callback]:
 
 
 def _mean_loss(step: Callable[[Any], Any], batches: Any, epoch: str, progress: bool) -> float:
-    """Go through the batches once, and return the mean of the losses."""
+    """Run the step on all batches, and return the mean of the losses."""
     losses: list[Any] = []
     made = batches() if callable(batches) else batches
     if not isinstance(made, Iterable):
@@ -114,8 +115,8 @@ def _mean_loss(step: Callable[[Any], Any], batches: Any, epoch: str, progress: b
             show(losses[-1])
         if not losses:
             raise ArgumentError(
-                f"fit: there are no batches in {epoch.partition('/')[0]}. An iterator is used up "
-                "after one epoch: give a list, or a function that makes an iterator."
+                f"fit: there are no batches in {epoch.partition('/')[0]}. An iterator is exhausted "
+                "after one epoch: pass a list, or a function that returns an iterator."
             )
         mean = sum(map(float, losses)) / len(losses)
         show(mean, 0)
@@ -124,12 +125,12 @@ def _mean_loss(step: Callable[[Any], Any], batches: Any, epoch: str, progress: b
 
 @contextmanager
 def _bar(epoch: str, total: int | None, progress: bool) -> Iterator[Callable[..., None]]:
-    """A progress bar, if there can be one, and a function that shows a loss in it."""
-    tqdm = _tqdm() if progress else None  # (one that is off has a finalizer too, and loses Ctrl-C)
+    """Yield a function that shows a loss in a progress bar, if a bar is possible."""
+    tqdm = _tqdm() if progress else None  # (a disabled bar has a finalizer, which can lose Ctrl-C)
     if tqdm is None:
         yield lambda loss, steps=1: None
         return
-    with tqdm(desc=epoch, total=total, disable=None) as bar:  # None: off without a terminal
+    with tqdm(desc=epoch, total=total, disable=None) as bar:  # None disables it without a terminal
         last = time.monotonic()
 
         def show(loss: Any, steps: int = 1) -> None:

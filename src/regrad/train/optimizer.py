@@ -1,8 +1,8 @@
-"""optax's optimizers over Variables, their state in Variables too.
+"""optax's optimizers for Variables. Their state is held in Variables, too.
 
-An optax optimizer is two pure functions, `init` and `update`, over trees of JAX arrays. Here the
+An optax optimizer is two pure functions, `init` and `update`, of trees of JAX arrays. Here the
 tree of parameters is a dict from names to values, and each array of the state is held by one
-Variable, so that whatever threads Variables through (a checkpoint, a compiled step) threads it.
+Variable. So everything that handles Variables (a checkpoint, a compiled step) handles the state.
 """
 
 from __future__ import annotations
@@ -38,33 +38,34 @@ class Name(str):
 
 
 class Slot(NamedTuple):
-    """One array of the state: its Variable, and the trained variable it belongs to, if any."""
+    """One array of the state: its Variable, and the name of the trained variable, if any."""
 
     variable: Variable
     owner: str | None
-    key_type: Any  # of a JAX random key, which is held as its integers
+    key_type: Any  # the type of a JAX random key, which is stored as integers
 
 
 class Optimizer:
-    """An optax optimizer that changes Variables.
+    """An optax optimizer that updates Variables.
 
     Args:
-        transformation: What `optax.adam(1e-3)`, `optax.chain(…)` and the like return. Learning
-            rate schedules are optax's: `optax.adam(optax.cosine_decay_schedule(1e-3, 1000))`.
-        name: The first part of the names of the state's variables, as in `adam/mu/w`. Give one
-            if there are two optimizers in one checkpoint.
+        transformation: An optax optimizer, e.g. `optax.adam(1e-3)` or `optax.chain(…)`. Learning
+            rate schedules come from optax, e.g.
+            `optax.adam(optax.cosine_decay_schedule(1e-3, 1000))`.
+        name: The prefix of the names of the state's variables, as in `adam/mu/w`. Set it if a
+            checkpoint contains two optimizers.
 
-    The state is made at the first step, or before by `init(var_list)`. Inside a compiled
-    function no Variable can be made: call `init` before it. A step runs as one compiled function
-    of JAX. A variable keeps its library: NumPy stays NumPy, and JAX keeps its sharding; one that
-    is traced holds what is traced. The state is held in JAX arrays.
+    The first step makes the state, or an earlier call of `init(var_list)`. A compiled function
+    cannot make Variables, so call `init` before it. A step is one compiled function of JAX. A
+    variable keeps its library: NumPy data stays NumPy data, and JAX arrays keep their sharding. A
+    traced variable keeps a traced value. The state is held in JAX arrays.
 
-    A rate that is changed by hand is state as well: with
+    A learning rate that the program changes is also part of the state: with
     `optax.inject_hyperparams(optax.sgd)(learning_rate=0.1)`, assign to the variable
     `optimizer/hyperparams/learning_rate`.
 
-    Optimizers are pickled by cloudpickle; Python's pickle cannot take optax's functions, which are
-    closures. To go on in another process, save `variables`.
+    cloudpickle can pickle optimizers. Python's pickle cannot, because optax's functions are
+    closures. To continue in another process, save `variables`.
 
     Raises:
         MissingPackageError: optax is not installed.
@@ -105,29 +106,30 @@ class Optimizer:
         return jax.jit(self._step)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the state of a copy, which compiles its own step: the step reads `self`."""
+        """Return the state for a copy. The copy compiles its own step, which reads `self`."""
         return {k: v for k, v in vars(self).items() if k != "_compiled"}
 
     @property
     def variables(self) -> list[Variable]:
-        """The state, not trainable, for checkpoints: `save(path, [*model, *optimizer.variables])`.
+        """The variables of the state, which are not trainable, for checkpoints.
 
-        Raises StateError before there is one.
+        Save them together with the model: `save(path, [*model, *optimizer.variables])`. Raises
+        StateError before the state exists.
         """
         if self._structure is None:
             raise StateError(
-                f"the optimizer {self.name!r} has no state yet: it is made at the first step. "
+                f"the optimizer {self.name!r} has no state yet; the first step makes it. "
                 "Call .init(var_list) first, with the variables to train."
             )
         return [slot.variable for slot in self._slots]
 
     def init(self, var_list: Iterable[Variable]) -> None:
-        """Make the state for these variables; once made, it stays.
+        """Make the state for these variables. A second call for the same variables has no effect.
 
         Raises:
-            StateError: called inside a compiled function; the state was made for others.
-            ArgumentError: `var_list` is empty, holds something else, or a name twice.
-            DTypeError: a variable is of integers or bools, or of float64 while JAX's x64 mode
+            StateError: called inside a compiled function, or the state exists for other variables.
+            ArgumentError: `var_list` is empty, has other values than Variables, or repeats a name.
+            DTypeError: a variable has an integer or bool dtype, or is float64 while JAX's x64 mode
                 is off.
 
         >>> import optax
@@ -150,8 +152,8 @@ class Optimizer:
         found, structure = jax.tree_util.tree_flatten_with_path(self._optax.init(params))
         if any(is_traced(leaf) for _, leaf in found):
             raise StateError(
-                f"the optimizer {self.name!r} would make its state inside a compiled function, "
-                "where no Variable can be made. Call .init(var_list) first, outside of it."
+                f"the optimizer {self.name!r} would make its state in a compiled function, which "
+                "cannot make Variables. Call .init(var_list) first, outside of it."
             )
         named = zip(_short_names([path for path, _ in found]), found, strict=True)
         self._slots = [_slot(f"{self.name}/{n}", path, leaf) for n, (path, leaf) in named]
@@ -160,17 +162,17 @@ class Optimizer:
     def minimize(
         self, loss_fn: Callable[[], Any], var_list: Iterable[Variable] | None = None
     ) -> Tensor:
-        """One step: differentiate `loss_fn()`, change the variables, return the loss.
+        """Differentiate `loss_fn()`, update the variables, and return the loss.
 
         Args:
             loss_fn: A function without arguments that returns a scalar Tensor.
-            var_list: The variables to train; by default all trainable ones that it reads.
+            var_list: The variables to train; by default all trainable ones that `loss_fn` reads.
 
-        The loss is the one before the step. Overrides in force count, as in `variable_grads`.
-        It is also given to optax as `value` (float32, unless a variable has 64 bits), which some
-        of its parts use: `optax.contrib.reduce_on_plateau`.
+        The loss is the value before the step. Active overrides apply, as in `variable_grads`.
+        optax also receives the loss as `value` (float32, unless a variable has 64 bits), which some
+        transformations use, such as `optax.contrib.reduce_on_plateau`.
 
-        Raises: what `variable_grads`, `init` and `apply_gradients` raise.
+        Raises the errors of `variable_grads`, `init` and `apply_gradients`.
         """
         loss, pairs = self.compute_gradients(loss_fn, var_list)
         self.apply_gradients(pairs, value=_as_value(loss, [v for _, v in pairs]))
@@ -179,9 +181,9 @@ class Optimizer:
     def compute_gradients(
         self, loss_fn: Callable[[], Any], var_list: Iterable[Variable] | None = None
     ) -> tuple[Tensor, list[tuple[Tensor | None, Variable]]]:
-        """The loss, and pairs (gradient, variable) for `apply_gradients`.
+        """Return the loss, and pairs (gradient, variable) for `apply_gradients`.
 
-        The gradient of a variable that does not lead to the loss is None.
+        The gradient of a variable that the loss does not depend on is None.
         """
         chosen = None if var_list is None else list(_by_name(var_list).values())
         loss, found = variable_pairs(loss_fn, chosen)
@@ -194,23 +196,23 @@ class Optimizer:
         var_list: Iterable[Variable] | None = None,
         **extra: Any,
     ) -> None:
-        """Change the variables by their gradients.
+        """Update the variables by their gradients.
 
         Args:
-            grads: Pairs (gradient, variable), or a dict from names to gradients, as
-                `variable_grads` returns. Each gradient has the shape and dtype of its variable.
-            var_list: The variables that the names of a dict mean; not needed after `init`.
+            grads: Pairs (gradient, variable), or a dict from names to gradients, as returned by
+                `variable_grads`. Each gradient has the shape and dtype of its variable.
+            var_list: The variables for the names of a dict; optional after `init`.
             extra: Further arguments of optax's `update`, such as `value`.
 
-        A variable whose gradient is None or absent stays as it is, and so does its state.
+        A variable whose gradient is None or missing does not change, and its state does not change.
 
         Raises:
-            ArgumentError: a gradient for an unknown variable, or two for one.
-            GradientError: there is no gradient at all; a gradient, or a variable, is being
+            ArgumentError: a gradient for an unknown variable, or two gradients for one variable.
+            GradientError: all gradients are missing, or a gradient or variable is being
                 differentiated (the step of an optimizer has no gradient).
             ShapeError, DTypeError: a gradient does not match its variable.
-            StateError: the state was made for other variables, or there is none yet and this is
-                inside a compiled function.
+            StateError: the state exists for other variables, or would be made inside a compiled
+                function.
 
         >>> import optax
         >>> import regrad as rg
@@ -226,7 +228,7 @@ class Optimizer:
         if not given:
             raise GradientError(
                 f"the optimizer {self.name!r} got no gradient for any variable: "
-                f"{[v.name for _, v in pairs]}. Does the loss depend on them?"
+                f"{[v.name for _, v in pairs]}. Check that the loss depends on them."
             )
         with UPDATES:
             if self._structure is None:
@@ -245,12 +247,12 @@ class Optimizer:
         numbers = {i: x for i, x in enumerate(tensors) if not isinstance(x, Tensor)}
 
         def update(arrays: Sequence[Array]) -> list[Any]:
-            """optax's part, by which no gradient passes."""
+            """Run optax's part of the step, which has no gradient."""
             rest = iter(arrays)
             whole = [numbers[i] if i in numbers else next(rest) for i in range(len(tensors))]
             grads, leaves, params, extra = jax.tree.unflatten(structure, whole)
             params = {Name(n): x for n, x in params.items()}
-            # What has no gradient gets zeros, which no norm over all sees, and keeps its state.
+            # Missing gradients become zeros, which do not affect global norms. The state is kept.
             grads = {n: grads[n] if n in grads else jax.numpy.zeros_like(params[n]) for n in params}
             params, leaves = self._compiled(grads, leaves, params, extra)
             return [*[params[n] for n in names], *leaves]
@@ -270,7 +272,7 @@ class Optimizer:
         params: dict[Name, Array],
         extra: dict[str, Any],
     ) -> tuple[Any, list[Any]]:
-        """The pure function: new parameters and state from old ones."""
+        """Compute new parameters and a new state from the old ones. The function is pure."""
         import jax
         import optax
 
@@ -292,7 +294,7 @@ class Optimizer:
         pairs = [_pair(p) for p in grads]
         if len(_by_name(v for _, v in pairs)) < len(pairs):
             raise ArgumentError(
-                "apply_gradients: two gradients for one variable, of "
+                "apply_gradients: two gradients for one variable in "
                 f"{[v.name for _, v in pairs]}. Add them up first."
             )
         return pairs
@@ -302,7 +304,7 @@ class Optimizer:
     ) -> Pairs:
         if var_list is None and self._structure is None:
             raise ArgumentError(
-                "apply_gradients: a dict of gradients goes by names. Give the variables, "
+                "apply_gradients: a dict of gradients goes by names. Pass the variables, "
                 "apply_gradients(grads, var_list), or call .init(var_list) first."
             )
         known = self._trained if var_list is None else _by_name(var_list)
@@ -317,7 +319,7 @@ class Optimizer:
         if self._trained.get(v.name) is not v:
             what = "another variable of the name" if v.name in self._trained else "the variable"
             raise StateError(
-                f"the optimizer {self.name!r} has state for {list(self._trained)}, and got {what} "
+                f"the optimizer {self.name!r} has state for {list(self._trained)}, but got {what} "
                 f"{v.name!r}. Call .init(var_list) with all variables before the first step, or "
                 "make another Optimizer."
             )
@@ -327,7 +329,7 @@ hint_at(Optimizer, OPTIMIZER)
 
 
 def _as_value(loss: Tensor, variables: Sequence[Variable]) -> Tensor:
-    """The loss for optax: float64 data must not ask for JAX's x64 mode if no variable does."""
+    """Cast the loss for optax: float64 must not require JAX's x64 mode unless a variable does."""
     wide = np.float64, np.complex128
     dtype = np.float64 if any(v.dtype in wide for v in variables) else np.float32
     cast = lambda arrays: [BACKENDS[type(a)].astype(a, dtype) for a in arrays]  # noqa: E731
@@ -335,7 +337,7 @@ def _as_value(loss: Tensor, variables: Sequence[Variable]) -> Tensor:
 
 
 def _back(new: Tensor, old: Tensor) -> Tensor:
-    """A new value in the library that holds the old one; what is traced stays so."""
+    """Return a new value in the library of the old one. Traced values stay traced."""
     if is_jax(old) or is_traced(new._data):
         return new
     return as_held(np.asarray(new._data), old)
@@ -351,7 +353,7 @@ def _slot(name: str, path: Sequence[Any], leaf: Array) -> Slot:
 
 
 def _key_type(leaf: Array) -> Any:
-    """Return which of JAX's random generators a key is for; None for numbers."""
+    """Return the type of JAX's random generator for a key; None for numbers."""
     import jax
 
     typed = jax.numpy.issubdtype(jax.numpy.asarray(leaf).dtype, jax.dtypes.prng_key)
@@ -365,7 +367,7 @@ def _wrap_key(leaf: Array, key_type: str | None) -> Any:
 
 
 def _plain(leaf: Array) -> Any:
-    """An array without JAX's weak type, which no file keeps; of a random key, its integers."""
+    """Return an array without JAX's weak type, which files cannot store; integers for a key."""
     import jax
 
     if _key_type(leaf) is not None:
@@ -375,7 +377,7 @@ def _plain(leaf: Array) -> Any:
 
 
 def _short_names(paths: Sequence[Sequence[Any]]) -> list[str]:
-    """`mu/w` for each path: places in tuples are left out, except where names would be equal."""
+    """Return `mu/w` for each path. Tuple indices are omitted, unless names would be equal."""
     short = ["/".join(_part(k) for k in path if not hasattr(k, "idx")) for path in paths]
     full = ["/".join(map(_part, path)) for path in paths]
     times = Counter(short)
@@ -383,7 +385,7 @@ def _short_names(paths: Sequence[Sequence[Any]]) -> list[str]:
 
 
 def _part(key: Any) -> str:
-    """Return the label of one step of a path in a tree: a name, a key of a dict or a place."""
+    """Return the label of one step of a path in a tree: a name, a key of a dict, or an index."""
     found = (getattr(key, a) for a in ("name", "key", "idx") if hasattr(key, a))
     return str(next(found, key))
 
@@ -411,12 +413,12 @@ def _pair(pair: Any) -> tuple[Any, Variable]:
 
 
 def _by_name(var_list: Iterable[Variable]) -> dict[str, Variable]:
-    """Variables by name; each once."""
+    """Return a dict of variables by name. Each variable may occur repeatedly."""
     if isinstance(var_list, Variable):
         var_list = [var_list]
     if not isinstance(var_list, Iterable):
         raise ArgumentError(
-            f"var_list: expected a list of Variables, got {kind(var_list)}; of a Module give "
+            f"var_list: expected a list of Variables, got {kind(var_list)}; for a Module pass "
             "module.trainable_variables"
         )
     variables = list(var_list)
@@ -425,7 +427,7 @@ def _by_name(var_list: Iterable[Variable]) -> dict[str, Variable]:
     named: dict[str, Variable] = {}
     for v in variables:
         if not isinstance(v, Variable):
-            raise ArgumentError(f"var_list is a list of Variables, got {kind(v)}")
+            raise ArgumentError(f"var_list must be a list of Variables, got {kind(v)}")
         if named.setdefault(v.name, v) is not v:
             raise ArgumentError(
                 f"two different variables are called {v.name!r}; the state goes by names, so give "
@@ -446,7 +448,7 @@ def _check_dtype(v: Variable) -> None:
 
 
 def _check_gradient(dx: TensorLike, v: Variable) -> Tensor:
-    """A gradient that fits its variable."""
+    """Return a gradient as a Tensor if it fits its variable."""
     dx = dispatch.lift(dx)
     if dx.shape != v.shape:
         raise ShapeError(
