@@ -7,8 +7,9 @@ from functools import partial
 import numpy as np
 import pytest
 
+import regrad as rg
 from regrad.core.rule import EXTRAS, Extra
-from regrad.errors import RuleError
+from regrad.errors import RuleError, UnknownOpError
 from tests.helpers.hosts import HOSTS, listed, weights
 from tests.samples.rules import ROWS, by
 
@@ -62,3 +63,11 @@ def test_a_name_for_rules_is_one_entry_for_all_hosts(host, rule, monkeypatch):
     own = 1 - np.tanh(x) ** 2 if rule is by_name_and_own else 1
     np.testing.assert_allclose(dx, 4 * weights([x])[0] * own)
     used.assert_fired()
+
+
+def test_the_key_of_other_hosts_names_the_own():
+    with (
+        pytest.raises(UnknownOpError, match=r"key of a comparison that is cast.*key 'Step'"),
+        rg.gradient_override_map({"Threshold": rg.rules.triangle()}),
+    ):
+        pass

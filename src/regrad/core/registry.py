@@ -250,11 +250,18 @@ def find_op(op_type: str) -> Op:
     check_op_type(op_type)
     op = OPS.get(canonical(op_type))
     if op is None:
+        hint = _ELSEWHERE.get(op_type) or near(last_name(op_type), [*OPS, *ALIASES])
         raise UnknownOpError(
-            f"there is no op type {op_type!r}.{near(last_name(op_type), [*OPS, *ALIASES])} "
-            "regrad.op_types() lists them all."
+            f"there is no op type {op_type!r}.{hint} regrad.op_types() lists them all."
         )
     return op
+
+
+# Keys of PyTorch and JAX programs alone.
+_ELSEWHERE = {
+    "Threshold": " In PyTorch and JAX programs it is the key of a comparison that is cast. In "
+    "regrad's functions a spike is rg.step(v - threshold), key 'Step'.",
+}
 
 
 @public
