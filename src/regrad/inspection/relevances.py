@@ -60,3 +60,22 @@ class Relevance:
             for r in self.losses
         ]
         return Table(("module", "op", "arrived", "left", "lost", "source line"), rows)
+
+
+@dataclass(frozen=True)
+class Attribution(Relevance):
+    """The answer of `rules.attribution.attribute`: a `Relevance`, and these.
+
+    Attributes:
+        heads: The share of each head, by the path of the module that reads the heads.
+        gradients: The gradients by the inputs (by the embeddings of tokens), averaged over the
+            path.
+        layer_gradients: The gradients at the outputs of the layers, by path, averaged over the
+            path of inputs.
+        layer_values: The outputs of the layers for `inputs`, by path.
+    """
+
+    heads: dict[str, Any] = field(default_factory=dict)
+    gradients: Any = None
+    layer_gradients: dict[str, Any] = field(default_factory=dict)
+    layer_values: dict[str, Any] = field(default_factory=dict)

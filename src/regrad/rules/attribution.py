@@ -10,8 +10,9 @@ from those of a second input, by them. The map is the method:
 | GIM | `gim()` | Edin et al. (2025) |
 | AttnLRP | `lrp.attn_lrp()` | Achtibat et al. (2024) |
 
-The gradient may be an average over a path: `integrated()` and `smoothed()`, under each of the maps.
-What they are made of are rules as others: `lrp.frozen_norm`, `rules.no_gradient` for a softmax
+The gradient may be an average over a path: `integrated()`, `expected()`, `conductance()` and
+`smoothed()`, under each of the maps. `attribute` has the formulas. `cam` draws class activation
+maps. The composites are made of ordinary rules: `lrp.frozen_norm`, `rules.no_gradient` for a softmax
 (attention patterns that are constants), `lrp.uniform` for products (half-gradients), `tempered()`.
 
 >>> import torch
@@ -25,17 +26,23 @@ torch.Size([1, 3])
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any
 
 import numpy as np
 
+from regrad.core.backends import backend_of
 from regrad.core.extras import needed
 from regrad.core.scopes import optional
 from regrad.errors import ArgumentError, brief
+from regrad.errors import kind as kind_of
+from regrad.rules.along import Path as Path
 from regrad.rules.lrp_composites import _GATES, _own, attn_lrp
-from regrad.rules.lrp_maps import _maker, _named
+from regrad.rules.lrp_maps import _maker, _named, _positive
 from regrad.rules.lrp_others import pass_
+from regrad.rules.runs import for_each, library_of
 
 API = "regrad.rules.attribution"
 
@@ -103,22 +110,6 @@ def gim(temperature: float = 2.0) -> dict[Any, Any]:
     return {**kept, _GATES: optional(_own), "Softmax": optional(tempered(temperature))}
 
 
-class Path(NamedTuple):
-    """Places between a reference (0) and the input (1) at which gradients are taken, and weights.
-
-    Args:
-        places: Where.
-        weights: The weight of each gradient.
-        noise: The standard deviation of Gaussian noise, as a share of the range of each input.
-        seed: The seed of the noise.
-    """
-
-    places: tuple[float, ...]
-    weights: tuple[float, ...]
-    noise: float = 0.0
-    seed: int = 0
-
-
 def integrated(steps: int = 32) -> Path:
     """Return the path of integrated gradients, by Gauss and Legendre, for `attribute(…, along=)`.
 
@@ -147,31 +138,104 @@ def integrated(steps: int = 32) -> Path:
     return Path(tuple((places / 2 + 0.5).tolist()), tuple((weights / 2).tolist()))
 
 
-def smoothed(samples: int = 16, noise: float = 0.1, seed: int = 0) -> Path:
+def conductance(steps: int = 32) -> Path:
+    """Return the path of layer conductance, for `attribute(…, along=)`.
+
+    The share of a value is the sum of its gradients, each times the step that the value makes along
+    the path of the inputs (by trapezoids). So the shares of a layer through which the whole output
+    passes sum to the difference of the two outputs, and the shares of inputs are integrated
+    gradients.
+
+    Args:
+        steps: The number of steps. Gradients are computed at `steps + 1` places.
+
+    Returns:
+        A `Path`.
+
+    Raises:
+        ArgumentError: steps is not an int above 0.
+
+    Source: Dhamdhere, Sundararajan and Yan, "How Important Is a Neuron?" (2018); Captum's
+    `LayerConductance`, which takes the gradient at the left end of each step.
+
+    >>> from regrad.rules import attribution
+    >>> attribution.conductance(2).places
+    (0.0, 0.5, 1.0)
+    """
+    _count(steps, "conductance: expected steps, an int above 0")
+    ends = (0.5 / steps, *(1 / steps,) * (steps - 1), 0.5 / steps)
+    return Path(tuple(k / steps for k in range(steps + 1)), ends, conducts=True)
+
+
+def expected(references: Any, samples: int = 16, seed: int = 0) -> Path:
+    """Return the path of expected gradients: random places from random references.
+
+    Each sample draws, for each example, one of the references and a place between that reference
+    and the example. The share is the mean of the gradients, each times the difference from its
+    reference. `total` is the output less the mean output for the references that were drawn.
+
+    Args:
+        references: Examples in the form of the inputs, any number of them along the batch axis.
+        samples: The number of samples.
+        seed: The seed. The random state of PyTorch is left as it was.
+
+    Returns:
+        A `Path`, for `attribute(…, along=)` without a `reference`.
+
+    Raises:
+        ArgumentError: samples is not an int above 0.
+
+    Source: Erion, Janizek, Sturmfels, Lundberg and Lee, "Improving Performance of Deep Learning
+    Models with Axiomatic Attribution Priors and Expected Gradients" (2021); Captum's
+    `GradientShap`, with `stdevs=0`.
+
+    >>> import torch
+    >>> from regrad.rules import attribution
+    >>> net, x = torch.nn.Linear(2, 3), torch.ones(4, 2)
+    >>> along = attribution.expected(torch.zeros(5, 2), 8)
+    >>> found = attribution.attribute(net, x, 0, {}, along=along)
+    >>> bool(torch.allclose(found.inputs, net.weight[0].expand(4, 2)))
+    True
+    """
+    _count(samples, "expected: expected samples, an int above 0")
+    return Path((), (1 / samples,) * samples, seed=seed, references=references)
+
+
+def smoothed(
+    samples: int = 16, noise: float = 0.1, seed: int = 0, statistic: str = "mean"
+) -> Path:
     """Return the path of SmoothGrad: the input with noise, for `attribute(…, along=)`.
 
     Args:
         samples: How many gradients are averaged.
         noise: The standard deviation, as a share of the range of each input.
         seed: The seed. The random state of PyTorch is left as it was.
+        statistic: `"mean"`; `"squares"` for the mean of the squares of the gradients, times the
+            square of the value; or `"variance"` for the variance, times the same square. The shares
+            then do not sum to the output.
 
     Returns:
         A `Path`.
 
     Raises:
-        ArgumentError: samples is not an int above 0, or noise is below 0.
+        ArgumentError: samples is not an int above 0, noise is below 0, or statistic is not one of
+            the three.
 
     Source: Smilkov, Thorat, Kim, Viégas and Wattenberg, "SmoothGrad: Removing Noise by Adding
-    Noise" (2017), whose map is `gradients` of the answer; Captum's `NoiseTunnel`.
+    Noise" (2017), whose map is `gradients` of the answer; Hooker, Erhan, Kindermans and Kim, "A
+    Benchmark for Interpretability Methods in Deep Neural Networks" (2019), for squares; Adebayo et
+    al., "Sanity Checks for Saliency Maps" (2018), for the variance; Captum's `NoiseTunnel`.
 
     >>> from regrad.rules import attribution
-    >>> attribution.smoothed(2, 0.1)
-    Path(places=(1.0, 1.0), weights=(0.5, 0.5), noise=0.1, seed=0)
+    >>> attribution.smoothed(2, 0.1).places
+    (1.0, 1.0)
     """
     _count(samples, "smoothed: expected samples, an int above 0")
     if not noise >= 0:
         raise ArgumentError(f"smoothed: expected noise of 0 or more, got {brief(noise)}")
-    return Path((1.0,) * samples, (1 / samples,) * samples, noise, seed)
+    if statistic not in (known := ("mean", "squares", "variance")):
+        raise ArgumentError(f"smoothed: statistic expected one of {known}, got {brief(statistic)}")
+    return Path((1.0,) * samples, (1 / samples,) * samples, noise, seed, statistic)
 
 
 def _count(n: Any, words: str) -> None:
@@ -189,43 +253,71 @@ def attribute(
     heads: Any = None,
     reference: Any = None,
     along: Path | None = None,
+    at: Any = (),
+    through: Any = None,
+    batch_axis: int = 0,
 ) -> Any:
-    """Return the shares that inputs, modules and heads of a PyTorch model have in an output.
+    """Return the shares that inputs, modules and heads of a model have in an output.
 
-    It is the gradient under the rules, times the value, or times what the value differs by from
-    that of a second input. To patch in the second one's value changes the output by about the
-    negative. The model is left as it was found, as by `lrp.relevance`.
+    A share is the gradient under the rules, times the value, or times the difference between the
+    value and its value for a second input. To patch in the second value changes the output by about
+    the negative. The model is left as it was found, as by `lrp.relevance`.
+
+    With `f` the output, `x` the inputs, `z` the reference, `h` the output of a layer and `mean` the
+    average over the places `p` between `z` and `x`:
+
+    | method | options | result |
+    |---|---|---|
+    | input × gradient | | `inputs`: `(x - z) · df/dx(x)` |
+    | integrated gradients | `along=integrated()` | `inputs`: `(x - z) · mean df/dx(p)` |
+    | internal influence | `along=integrated()` | `layer_gradients`: `mean df/dh(p)` |
+    | layer integrated gradients | `along=integrated(), at="h"` | `layers`: `(h(x) - h(z)) · mean df/dh`, at places between `h(z)` and `h(x)` |
+    | layer conductance | `along=conductance()` | `layers`: sum of `df/dh(p) · (h(p + step) - h(p))` |
+    | neuron conductance | `along=integrated(), through=("h", i)` | `inputs`: `(x - z) · mean df/dhᵢ(p) · dhᵢ/dx(p)` |
+    | expected gradients | `along=expected(zs)` | `inputs`: mean of `(x - z) · df/dx(p)`, over random `z` and `p` |
 
     Args:
-        model: A `torch.nn.Module`.
+        model: A `torch.nn.Module`, or a function of JAX, as for `lrp.relevance`.
         inputs: Its argument; a tuple of them, or a dict of keyword arguments. Token ids count by
             the `nn.Embedding` that reads them.
         target: Which output: a class, a tensor of one for each example, or a function of what the
-            model returns. Its sum is differentiated.
+            model returns (`lambda y: y.logits[:, -1, 3]`). Its sum is differentiated. For a list of
+            targets, every array of the answer has the targets as its first axis.
         rules: A map of overrides: `gim()`, `lrp.cp_lrp()`, `{}` for the plain gradient.
         layers: Paths of modules, or patterns of such as for `rg.at`, whose outputs count. Of a
             tuple the first is taken.
         heads: A dict from paths or patterns of modules that are called with the outputs of heads
             side by side (`"model.layers.*.self_attn.o_proj"`) to the number of heads.
-        reference: The second input, in the form and shape of `inputs`.
-        along: A path over which gradients are averaged: `integrated()`, `smoothed()`. None is the
-            gradient at `inputs`.
+        reference: The second input, in the form and shape of `inputs`. With a list of references,
+            the answer is the mean over the references.
+        along: A path over which gradients are averaged: `integrated()`, `expected()`,
+            `conductance()`, `smoothed()`. None is the gradient at `inputs`.
+        at: Paths of modules at whose outputs the path runs, in place of the inputs, which keep
+            their values. The answer has their shares in `layers`, and no `inputs`. With token ids,
+            name the module that embeds them.
+        through: The path of a module and an index into its output without the batch, as in
+            `("conv1", (3, 0, 0))`. Gradients pass this unit only.
+        batch_axis: The axis of the examples in the inputs.
 
     Returns:
         An `Attribution`: `inputs`, `layers` and `heads` (of shape `(…, heads)`), `total` (the
-        output, or the difference of the two), what is `missing` of it in the inputs, the
-        `gradients` by the inputs, and `used`, the scope of overrides with its `untouched()`.
+        output, or the difference of the two), what is `missing` of it in the inputs (with `at`, in
+        the modules of `at`), `gradients` by the inputs, `layer_gradients` and `layer_values`, and
+        `used`, the scope of overrides with its `untouched()`.
 
     Raises:
         ArgumentError: an argument is of the wrong kind or shape, no input is differentiated, a
-            module does not run once or has no tensor, the heads do not divide the width, or the
-            target is not one of the outputs.
+            module does not run once or has no tensor, the heads do not divide the width, the
+            target is not one of the outputs, an op runs in training mode, or the output is random.
         PassedOverError: an op would keep its own gradient, where a rule is for it.
         MissingPackageError: PyTorch is not installed.
 
     Source: Nanda, "Attribution Patching" (2023); Jafari, Eberle, Khakzar and Nanda, "RelP: Faithful
     and Efficient Circuit Discovery in Language Models via Relevance Patching" (2025); Edin et al.
-    (2025), as for `gim`.
+    (2025), as for `gim`. Leino et al., "Influence-Directed Explanations for Deep Convolutional
+    Networks" (2018), for internal influence; Dhamdhere et al. (2018) for conductance; Captum's
+    `InternalInfluence`, `LayerIntegratedGradients`, `LayerConductance`, `NeuronConductance` and
+    `GradientShap`.
 
     >>> import torch
     >>> from regrad.rules import attribution
@@ -234,8 +326,131 @@ def attribute(
     >>> found = attribution.attribute(*given, heads={"2": 2}, along=attribution.integrated())
     >>> found.heads["2"].shape, bool(abs(found.missing).max() < 1e-5)
     (torch.Size([1, 2]), True)
+    >>> found = attribution.attribute(*given, at="1", along=attribution.integrated())
+    >>> found.layers["1"].shape, bool(abs(found.missing).max() < 1e-5)
+    (torch.Size([1, 4]), True)
     """
+    if along is not None and not isinstance(along, Path):
+        raise ArgumentError(
+            f"attribute: along expected a Path such as integrated(), got {kind_of(along)}"
+        )
+    if along and along.references is not None and reference is not None:
+        raise ArgumentError(
+            "attribute: expected() has the references; got another one by reference="
+        )
+    if at and through:
+        raise ArgumentError("attribute: give at or through, got both")
+    given = model, inputs, rules, layers, heads, along, at, through, batch_axis
+    if library_of(model, inputs) == "jax":
+        from regrad.jax.attributing import attributed as attributed_function
+
+        with sys.modules["jax"].default_matmul_precision("highest"):
+            return for_each(partial(attributed_function, *given), target, reference)
     needed("torch", "torch", API)
     from regrad.torch.attributing import attributed
 
-    return attributed(model, inputs, target, rules, layers, heads, reference, along)
+    return for_each(partial(attributed, *given), target, reference)
+
+
+def cam(
+    model: Any,
+    inputs: Any,
+    target: Any,
+    layer: Any,
+    kind: str = "grad",
+    *,
+    rules: Any = None,
+    size: tuple[int, int] | None = None,
+    reshape: Callable[[Any], Any] | None = None,
+) -> Any:
+    """Return a class activation map: where in the image the output of a layer counts.
+
+    With `a` the output of the layer and `g` the gradient that arrives there:
+
+    | kind | map | method |
+    |---|---|---|
+    | `"grad"` | `relu(sum_c a_c · mean_hw(g_c))` | Grad-CAM |
+    | `"++"` | `relu(sum_c a_c · sum_hw(relu(g_c) / (2 + g_c · sum_hw(a_c))))` | Grad-CAM++ |
+    | `"layer"` | `relu(sum_c a_c · relu(g_c))` | LayerCAM |
+    | `"hires"` | `relu(sum_c a_c · g_c)` | HiResCAM |
+
+    Args:
+        model: A model, as for `attribute`.
+        inputs: Its argument, as for `attribute`. The batch is the first axis.
+        target: Which output, as for `attribute`. For a list, the maps are stacked.
+        layer: The path of a module whose output has the shape `(batch, channels, H, W)`, usually
+            the last one before pooling.
+        kind: One of the four kinds.
+        rules: A map of overrides. None is the plain gradient.
+        size: The height and width to which the maps are resized, linearly. None leaves the maps in
+            the size of the layer.
+        reshape: Returns the output of the layer, and its gradient, in that shape: for tokens of a
+            vision transformer, or for JAX `lambda a: a.transpose(0, 3, 1, 2)`.
+
+    Returns:
+        The maps, of shape `(batch, H, W)`. They are not normalized. 0 is no evidence.
+
+    Raises:
+        ArgumentError: kind is not one of the four, layer is not one module, or its output does not
+            have four axes; and the errors of `attribute`.
+
+    Source: Selvaraju et al., "Grad-CAM" (2017), which has guided Grad-CAM too: a map times the
+    gradients under `lrp.guided()`; Chattopadhay, Sarkar, Howlader and Balasubramanian,
+    "Grad-CAM++" (2018), equation 19; Jiang, Zhang, Hou, Cheng and Wei, "LayerCAM" (2021); Draelos
+    and Carin, "HiResCAM" (2020); Captum's `LayerGradCam` and the package `grad-cam`.
+
+    >>> import torch
+    >>> from regrad.rules import attribution, lrp
+    >>> pool = torch.nn.AdaptiveAvgPool2d(1)
+    >>> net = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.ReLU(), pool, torch.nn.Flatten())
+    >>> x = torch.ones(2, 3, 8, 8)
+    >>> heat = attribution.cam(net, x, 1, "1", size=(8, 8))
+    >>> guided = heat[:, None] * attribution.attribute(net, x, 1, lrp.guided()).gradients
+    >>> heat.shape, guided.shape
+    (torch.Size([2, 8, 8]), torch.Size([2, 3, 8, 8]))
+    """
+    if kind not in _CAMS:
+        raise ArgumentError(f"cam: kind expected one of {[*_CAMS]}, got {brief(kind)}")
+    if isinstance(target, list):
+        options = {"rules": rules, "size": size, "reshape": reshape}
+        maps = [cam(model, inputs, each, layer, kind, **options) for each in target]
+        return backend_of(maps[0]).xp.stack(maps)
+    found = attribute(model, inputs, target, rules or {}, [layer])
+    if len(found.layers) != 1:
+        raise ArgumentError(f"cam: layer expected one module, got {[*found.layers]}")
+    (a,), (g,) = found.layer_values.values(), found.layer_gradients.values()
+    a, g = (a, g) if reshape is None else (reshape(a), reshape(g))
+    if a.ndim != 4:
+        raise ArgumentError(
+            f"cam: the output of {layer!r} has the shape {tuple(a.shape)}, expected (batch, "
+            "channels, H, W). Name a convolutional layer, or give reshape="
+        )
+    maps = _positive((a * _CAMS[kind](a, g)).sum(1))
+    return maps if size is None else _resized(maps, size)
+
+
+def _sum_hw(v: Any) -> Any:
+    return v.sum((2, 3), keepdims=True)
+
+
+def _plus_plus(a: Any, g: Any) -> Any:
+    below = 2 + g * _sum_hw(a)  # (g² cancels in equation 19)
+    xp = backend_of(a).xp
+    return _sum_hw(xp.where(below == 0, 0 * g, _positive(g) / xp.where(below == 0, 1, below)))
+
+
+_CAMS: dict[str, Callable[[Any, Any], Any]] = {
+    "grad": lambda a, g: _sum_hw(g) / (g.shape[2] * g.shape[3]),
+    "++": _plus_plus,
+    "layer": lambda a, g: _positive(g),
+    "hires": lambda a, g: g,
+}
+
+
+def _resized(maps: Any, size: tuple[int, int]) -> Any:
+    """Return maps resized linearly, with pixels as areas."""
+    if hasattr(maps, "new_tensor"):
+        resize = needed("torch.nn.functional", "torch", API).interpolate
+        return resize(maps[:, None], tuple(size), mode="bilinear")[:, 0]
+    image = needed("jax.image", "jax", API)
+    return image.resize(maps, (len(maps), *size), "linear", antialias=False)

@@ -30,6 +30,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
+from functools import partial
 from inspect import isfunction
 from itertools import pairwise
 from typing import Any
@@ -65,6 +66,7 @@ from regrad.rules.lrp_others import rescale as rescale
 from regrad.rules.lrp_others import rescale_max as rescale_max
 from regrad.rules.lrp_others import reveal_cancel as reveal_cancel
 from regrad.rules.lrp_others import uniform as uniform
+from regrad.rules.runs import for_each, library_of
 
 
 def merge_norms(model: Any, rules: Mapping[Any, Any]) -> dict[Any, Any]:
@@ -157,6 +159,8 @@ def relevance(
     *,
     reference: Any = None,
     check: str | None = None,
+    batch_axis: int = 0,
+    create_graph: bool = False,
 ) -> Any:
     """Return the relevance of the inputs of a model for one of its outputs.
 
@@ -176,16 +180,25 @@ def relevance(
         inputs: Its argument; a tuple of them, or a dict of keyword arguments. Relevance comes to
             tensors of floats, and by the `nn.Embedding` that reads them to those of integers.
         target: Which output is explained: a class, a tensor of one for each example, or a function
-            of what the model returns, for anything else. Its sum is differentiated.
+            of what the model returns, for anything else (`lambda y: y.logits[:, -1, 3]`). Its sum
+            is differentiated. For a list of targets, every array of the answer has the targets as
+            its first axis.
         rules: A map of overrides, such as `epsilon_plus()`.
         layers: Paths of modules, or patterns of such as for `rg.at`, whose relevance is wanted as
             well; of one that returns a tuple, that of the first. In JAX they are paths in a model
             of Flax or Equinox: give that, and not a function that calls it.
         reference: For `deep_lift()`: what `inputs` are compared with, of the same shapes, or of one
             example. Inputs are then batches, and so is what the target reads: the batch is the
-            first axis. The model runs for both in one batch, and for each apart to compare.
+            first axis. The model runs for both in one batch, and for each apart to compare. With
+            a list of references, the answer is the mean over the references (DeepLiftSHAP).
         check: `"ops"` to have the record say where relevance is lost. (A norm that is written out
             where no module is called so has no rule, and is seen here.)
+        batch_axis: The axis of the examples in the inputs, by which `total` and `missing` are
+            reported for each example.
+        create_graph: Whether the results have a history in PyTorch, so that a loss can contain
+            them. Gradients of the loss by inputs and parameters are the derivatives of the
+            relevance that the rules compute. In JAX, differentiate a function that calls
+            `relevance`.
 
     Returns:
         A `Relevance`: of the inputs, of the layers, the total that there was to share, and what is
@@ -194,7 +207,8 @@ def relevance(
     Raises:
         ArgumentError: an argument is of the wrong kind, no input is differentiated, a layer does
             not run once or returns no tensor, the target is not one of the outputs, a reference is
-            missing, an op runs in training mode, or examples of one batch depend on each other.
+            missing, an op runs in training mode, the output is random, or examples of one batch
+            depend on each other.
         PassedOverError: an op would keep its own gradient, where a rule is for it.
         MissingPackageError: The library is not installed.
 
@@ -222,10 +236,9 @@ def relevance(
             "relevance: the rules compare the inputs with a reference, as deep_lift() does. Give "
             "one: reference=zeros_like(inputs)"
         )
-    torch = sys.modules.get("torch")
-    given = (model, *flatten(inputs)[0])
-    of_torch = torch and any(isinstance(x, torch.nn.Module | torch.Tensor) for x in given)
-    if "jax" in sys.modules and callable(model) and not of_torch:
+    if check and isinstance(target, list):
+        raise ArgumentError('relevance: check="ops" is for one target, got a list of targets')
+    if library_of(model, inputs) == "jax":
         from regrad.jax.relevance import explain as explain_function
 
         if any(getattr(key, "__module__", "").startswith("torch.") for key in rules):
@@ -233,9 +246,21 @@ def relevance(
                 "relevance: the model is a function of JAX, and the map has keys of PyTorch. "
                 'Composites for JAX are made with library="jax"'
             )
+        if create_graph:
+            raise ArgumentError(
+                "relevance: create_graph is for PyTorch. In JAX, differentiate a function that "
+                "calls relevance: jax.grad(lambda x: relevance(f, x, …).inputs.sum())"
+            )
+
+        def explained(target: Any, reference: Any) -> Any:
+            return explain_function(
+                model, inputs, target, rules, layers, reference, check, batch_axis
+            )
+
         with sys.modules["jax"].default_matmul_precision("highest"):
-            return explain_function(model, inputs, target, rules, layers, reference, check)
+            return for_each(explained, target, reference)
     needed("torch", "torch", API)
     from regrad.torch.relevance import explain
 
-    return explain(model, inputs, target, rules, layers, reference, check)
+    given = model, inputs, rules, layers, check, batch_axis, create_graph
+    return for_each(partial(explain, *given), target, reference)

@@ -6,18 +6,22 @@ compares runs and sums relevance.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import fields, replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 
 from regrad.core.backends import backend_of, is_array, placed_like
-from regrad.core.containers import tree_map
+from regrad.core.containers import flatten, tree_map
 from regrad.core.foreign import nonzero
 from regrad.core.places import ChainStep, matches
 from regrad.errors import ArgumentError, kind
 from regrad.inspection.relevances import Loss, Relevance
+
+FIELDS = "__dataclass_fields__"
 
 
 class RelevanceRun:
@@ -28,14 +32,18 @@ class RelevanceRun:
         inputs: Its arguments, as they came from the user.
         target: The output to explain.
         reference: Inputs that run in the same batch, for comparison, or None.
+        batch_axis: The axis of the examples in the inputs.
     """
 
     array = "an array"  # the library's word for its arrays, in messages
 
-    def __init__(self, model: Any, inputs: Any, target: Any, reference: Any = None) -> None:
+    def __init__(
+        self, model: Any, inputs: Any, target: Any, reference: Any = None, batch_axis: int = 0
+    ) -> None:
         self.model = model
         self.inputs = inputs
         self.target = target
+        self.batch_axis = batch_axis
         self.values: dict[Any, Any] = _by_name(inputs)
         self.half: int | None = None
         if reference is not None:
@@ -55,6 +63,11 @@ class RelevanceRun:
         return {name: x for name, x in self.values.items() if self.is_float(x)}
 
     def _refer(self, others: dict[Any, Any]) -> None:
+        if self.batch_axis:
+            raise ArgumentError(
+                f"relevance: a reference is for batches along axis 0, got batch_axis="
+                f"{self.batch_axis}. Move the batch to the first axis"
+            )
         xs = self.floats
         shapes = [(tuple(x.shape), (1, *x.shape[1:])) for x in xs.values()]
         fit = others.keys() == xs.keys() and all(
@@ -97,8 +110,8 @@ class RelevanceRun:
         if not self.is_float(y) or y.ndim != 2:
             raise ArgumentError(
                 f"relevance: the target {target!r:.40} is a class, so the model should return "
-                f"{self.array} of (examples, classes), got {kind(y)}. Give a function of the "
-                "output as target"
+                f"{self.array} of (examples, classes), got {kind(y)}{_parts(y)}. Give a function "
+                f"of the output as target{_example(y)}"
             )
         known = backend_of(target).to_numpy(target) if is_array(target) else target
         places, count = np.asarray(known), y.shape[1]
@@ -115,6 +128,8 @@ class RelevanceRun:
         """Return shares in the form of the inputs; of an input in several places, the sum."""
         shares: dict[Any, Any] = dict.fromkeys(self.values)
         for name, share in found:
+            if name not in shares:  # (a share of a module's output)
+                continue
             shares[name] = share if shares[name] is None else shares[name] + share
         if isinstance(self.inputs, Mapping):
             return shares
@@ -125,7 +140,7 @@ class RelevanceRun:
         rows: Sequence[Loss] | None, used: Any,
     ) -> Relevance:  # fmt: skip
         """Return the answer: of inputs by name, of layers, and of the ops, if they are known."""
-        total, missing = balance(total, [share for _, share in found])
+        total, missing = balance(total, [share for _, share in found], self.batch_axis)
         losses = () if rows is None else _most_first(rows, float(missing.sum()))
         return Relevance(self.as_given(found), layers, total, missing, losses, used)
 
@@ -135,6 +150,27 @@ def _by_name(inputs: Any) -> dict[Any, Any]:
     if isinstance(inputs, Mapping):
         return dict(inputs)
     return dict(enumerate(inputs if isinstance(inputs, tuple) else (inputs,)))
+
+
+def _parts(y: Any) -> str:
+    """Return the names of what a model returned, for a message: keys, fields, or a length."""
+    names = [*y] if isinstance(y, Mapping) else getattr(y, "_fields", getattr(y, FIELDS, ()))
+    if not names and isinstance(y, tuple | list):
+        return f" of {len(y)}"
+    return f" with {', '.join(map(str, names))}" if names else ""
+
+
+def _example(y: Any) -> str:
+    """Return an example of a target for a model that returned several values, for a message."""
+    names = [*y] if isinstance(y, Mapping) else [*getattr(y, FIELDS, ())]
+    if names:
+        name = "logits" if "logits" in names else names[0]
+        at = f".{name}" if hasattr(y, str(name)) else f"[{name!r}]"
+    elif isinstance(y, tuple | list):
+        at = "[0]"
+    else:
+        return ""
+    return f", such as lambda y: y{at}[:, 3]"
 
 
 def _halves(half: Any) -> list[Callable[[Any], Any]]:
@@ -173,11 +209,55 @@ def relevance_of(x: Any, dx: Any, half: int | None = None) -> Any:
     return share(nonzero(x[:half] - x[half:]), None if dx is None else dx[:half])
 
 
-def balance(total: Any, shares: Sequence[Any]) -> tuple[Any, Any]:
-    """Return the relevance to share, for each example where it can be, and the rest."""
-    alike = total.ndim == 1 and all(r.shape[:1] == total.shape for r in shares)
+def balance(total: Any, shares: Sequence[Any], axis: int = 0) -> tuple[Any, Any]:
+    """Return the relevance to share, for each example where it can be, and the rest.
+
+    Args:
+        total: The explained output.
+        shares: The shares of the inputs.
+        axis: The axis of the examples in them.
+    """
+    alike = total.ndim == 1 and all(r.shape[axis : axis + 1] == total.shape for r in shares)
     total = total if alike else total.sum()
-    return total, total - sum(r.reshape(*total.shape, -1).sum(-1) for r in shares)
+    moved = [backend_of(r).xp.moveaxis(r, axis, 0) if alike and axis else r for r in shares]
+    return total, total - sum(r.reshape(*total.shape, -1).sum(-1) for r in moved)
+
+
+def joined(found: Sequence[Any], stacks: bool) -> Any:
+    """Return several answers as one.
+
+    Args:
+        found: Answers with the same fields.
+        stacks: Whether the arrays are stacked along a new first axis, or averaged.
+    """
+
+    def join(*xs: Any) -> Any:
+        xp = backend_of(xs[0]).xp
+        if len({x.shape for x in xs}) > 1:
+            raise ArgumentError(
+                "targets in a list should have results of one shape, got the shapes "
+                f"{[tuple(x.shape) for x in xs]}. Call once for each target"
+            )
+        return xp.stack(xs) if stacks else sum(xs) / len(xs)
+
+    arrays = [f.name for f in fields(found[0]) if f.name not in ("losses", "used")]
+    parts = {n: tree_map(join, *[getattr(each, n) for each in found]) for n in arrays}
+    return replace(found[-1], **parts, losses=())
+
+
+def for_each(explain: Callable[[Any, Any], Any], target: Any, reference: Any) -> Any:
+    """Return the answer for a target and a reference, or for lists of them.
+
+    Answers for several references are averaged, and for several targets stacked.
+    """
+    for given, name in ((target, "target"), (reference, "reference")):
+        if isinstance(given, list) and not given:
+            raise ArgumentError(f"{name}: expected one or more in the list, got an empty list")
+    if isinstance(target, list):
+        return joined([for_each(explain, each, reference) for each in target], True)
+    if isinstance(reference, list):
+        return joined([for_each(explain, target, each) for each in reference], False)
+    return explain(target, reference)
 
 
 def loss_of(path: str, op: str, line: str, *ends: Iterable[tuple[Any, Any]]) -> Loss:
@@ -196,3 +276,10 @@ def _most_first(rows: Sequence[Loss], missing: float) -> tuple[Loss, ...]:
 def names(pattern: Any, path: str) -> bool:
     """Return whether a path, or a pattern of paths, names a module."""
     return pattern == path or matches(pattern, ChainStep((path,)))
+
+def library_of(model: Any, inputs: Any) -> str:
+    """Return `"jax"` for a function of JAX, else `"torch"`."""
+    torch = sys.modules.get("torch")
+    given = (model, *flatten(inputs)[0])
+    of_torch = torch and any(isinstance(x, torch.nn.Module | torch.Tensor) for x in given)
+    return "jax" if "jax" in sys.modules and callable(model) and not of_torch else "torch"

@@ -1,80 +1,57 @@
-"""Attribution in a PyTorch model: runs at places between two inputs, and their gradients."""
+"""Attribution in a PyTorch model: the runs, and the shares of heads and layers."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import nn
 
 from regrad.errors import ArgumentError, kind
-from regrad.inspection.relevances import Relevance
-from regrad.rules.attribution import Path
-from regrad.rules.runs import share
-from regrad.torch.bridge import or_zeros
+from regrad.inspection.relevances import Attribution
+from regrad.rules.along import Move, Ran, follow
 from regrad.torch.overriding import gradient_override_map
 from regrad.torch.relevance import Ops, TorchRun, as_found, named
 
 
-@dataclass(frozen=True)
-class Attribution(Relevance):
-    """The answer of `rules.attribution.attribute`: a `Relevance`, and
-
-    Attributes:
-        heads: What each head adds, by the path of the module that they are given to.
-        gradients: The gradients by the inputs (by the embeddings of tokens), averaged.
-    """
-
-    heads: dict[str, torch.Tensor] = field(default_factory=dict)
-    gradients: Any = None
-
-
 def attributed(
-    model: Any, inputs: Any, target: Any, rules: Any, layers: Any, heads: Any, reference: Any,
-    along: Any,
+    model: Any, inputs: Any, rules: Any, layers: Any, heads: Any, along: Any, at: Any, through: Any,
+    batch_axis: int, target: Any, reference: Any,
 ) -> Attribution:  # fmt: skip
     """Return the shares of parts of a model in an output; see `rules.attribution.attribute`."""
     if not isinstance(model, nn.Module):
         raise ArgumentError(f"attribute expected a torch.nn.Module, got {kind(model)}")
-    if along is not None and not isinstance(along, Path):
-        raise ArgumentError(
-            f"attribute: along expected a Path such as integrated(), got {kind(along)}"
-        )
     counts = _counts(heads, dict(model.named_modules()))
     with (
         as_found(model),
         gradient_override_map(rules, model=model) if rules else nullcontext() as used,
     ):
 
-        def run(given: Any, move: Callable[[int, torch.Tensor], torch.Tensor]) -> Any:
-            made = TorchRun(model, given, target, move=move)
+        def run(given: Any, move: Move) -> Ran:
+            made = TorchRun(
+                model, given, target, batch_axis=batch_axis, move=move, at=at, through=through
+            )
             total, dxs = made.differentiated(Ops(model, False), layers, counts)
-            return made, total, dxs
+            return Ran([point.value for point in made.points], dxs, total, made)
 
-        contrasts = reference is not None or (along and set(along.places) != {1.0})
-        clean, total, dxs = run(inputs, lambda n, x: x)
-        xs = [point.value for point in clean.points]
-        zs: list[Any] = [0.0] * len(xs)
-        if contrasts:
-            zero = reference is None
-            other, rest, _ = run(inputs if zero else reference, lambda n, x: x * 0 if zero else x)
-            zs = _alike(xs, [point.value for point in other.points])
-            total = total - rest
-        if along:
-            runs = [run(inputs, move)[2] for move in _moves(along, zs)]
-            dxs = [_mean(each, along.weights) for each in zip(*runs, strict=True)]
-    shares = [share(x - z, dx) for x, z, dx in zip(xs, zs, dxs, strict=True)]
-    found = iter([p.summed(share) for p, share in zip(clean.points, shares, strict=True)])
+        answer = follow(run, inputs, along, reference, batch_axis)
+    clean, points = answer.clean.made, answer.clean.made.points
+    found = iter([p.summed(share) for p, share in zip(points, answer.shares, strict=True)])
     at_inputs = clean.by_name([next(found) for _ in clean.leaves])
     by_layer = {name: next(found) for name in clean.layers}
     by_head = {name: _by_head(name, next(found), counts[name]) for name in clean.heads}
-    gradients = [or_zeros(dx, x) for x, dx in zip(xs, dxs, strict=True)]
-    of_inputs = clean.as_given(clean.by_name(gradients[: len(clean.leaves)]))
-    answer = clean.answer(total, at_inputs, by_layer, None, used)
-    return Attribution(**vars(answer), heads=by_head, gradients=of_inputs)
+    first, last = len(clean.leaves), len(clean.leaves) + len(clean.layers)
+    shared = at_inputs or [(None, by_layer[name]) for name in clean.placed]
+    relevance = clean.answer(answer.total, shared, by_layer, None, used)
+    return Attribution(
+        **vars(relevance),
+        heads=by_head,
+        gradients=clean.as_given(clean.by_name(answer.gradients[:first])),
+        layer_gradients=dict(zip(clean.layers, answer.gradients[first:last], strict=True)),
+        layer_values={name: point.value for name, point in clean.layers.items()},
+    )
 
 
 def _counts(heads: Any, modules: Mapping[str, Any]) -> dict[str, int]:
@@ -96,33 +73,3 @@ def _by_head(name: str, share: torch.Tensor, count: int) -> torch.Tensor:
         )
     return share.unflatten(-1, (count, -1)).sum(-1)
 
-
-def _alike(xs: list[Any], zs: list[Any]) -> list[Any]:
-    shapes = [[tuple(x.shape) for x in each] for each in (xs, zs)]
-    if shapes[0] != shapes[1]:
-        raise ArgumentError(
-            "attribute: a reference has the form and the shapes of the inputs; got values of "
-            f"shapes {shapes[0]} and {shapes[1]}"
-        )
-    return zs
-
-
-def _moves(along: Any, zs: list[Any]) -> list[Callable[[int, torch.Tensor], torch.Tensor]]:
-    """Return the functions that put the inputs of each run at its place."""
-    generator = torch.Generator().manual_seed(along.seed)
-
-    def move(place: float) -> Callable[[int, torch.Tensor], torch.Tensor]:
-        def moved(n: int, x: torch.Tensor) -> torch.Tensor:
-            moved = zs[n] + place * (x - zs[n])
-            if not along.noise:
-                return moved
-            noise = torch.randn(x.shape, generator=generator, dtype=torch.float64).to(x)
-            return moved + along.noise * (x.max() - x.min()) * noise
-
-        return moved
-
-    return [move(place) for place in along.places]
-
-
-def _mean(dxs: tuple[Any, ...], weights: tuple[float, ...]) -> Any:
-    return sum(w * dx for w, dx in zip(weights, dxs, strict=True) if dx is not None)

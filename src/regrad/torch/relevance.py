@@ -31,16 +31,19 @@ from regrad.torch.seeing.watching import GETTER, writes
 
 
 def explain(
-    model: Any, inputs: Any, target: Any, rules: Any, layers: Any, reference: Any, check: Any
-) -> Relevance:
+    model: Any, inputs: Any, rules: Any, layers: Any, check: Any, batch_axis: int,
+    create_graph: bool, target: Any, reference: Any,
+) -> Relevance:  # fmt: skip
     """Return the relevance of a model's inputs; see `regrad.rules.lrp.relevance`."""
     if not isinstance(model, nn.Module):
         raise ArgumentError(f"relevance expected a torch.nn.Module, got {kind(model)}")
     ops = Ops(model, check is not None)
-    with as_found(model):
-        run = TorchRun(model, inputs, target, reference)
+    with as_found(model, create_graph):
+        run = TorchRun(model, inputs, target, reference, batch_axis, create_graph)
         run.alone = run.apart()
-        with gradient_override_map(rules, model=model) as used:
+        # (the derivative of an explanation is the derivative of what the rules compute)
+        order = 1 if create_graph else None
+        with gradient_override_map(rules, model=model, order=order) as used:
             total, found = run.differentiated(ops, layers)
     known = [p.relevance(dx, run.half) for p, dx in zip(run.points, found, strict=False)]
     count = len(run.leaves)
@@ -66,43 +69,66 @@ class Point(NamedTuple):
         return found.sum(-1) if self.is_embedded else found
 
 
-def point_of(x: torch.Tensor, name: Any = None, is_embedded: bool = False) -> Point:
-    """Return the place of a value in the graph of autograd."""
+def point_of(
+    x: torch.Tensor, name: Any = None, is_embedded: bool = False, keeps: bool = False
+) -> Point:
+    """Return the place of a value in the graph of autograd.
+
+    Args:
+        x: The value.
+        name: The name of the input.
+        is_embedded: Whether the value is an embedding of tokens.
+        keeps: Whether the value keeps its history.
+    """
     with DisableTorchFunction():  # (no mode is to see what is done here)
-        return Point(get_gradient_edge(x), x.detach().clone(), name, is_embedded)
+        value = x.clone() if keeps else x.detach().clone()
+        return Point(get_gradient_edge(x), value, name, is_embedded)
 
 
 class TorchRun(runs.RelevanceRun):
     """A run of a model whose inputs are differentiated.
 
     Args:
-        move: Returns what is run in the place of the n-th input or embedding.
+        keeps: Whether the results keep their history.
+        move: Returns what is run in the place of the n-th input, embedding or output of `at`.
+        at: Paths of modules whose outputs are differentiated in place of the inputs.
+        through: The path of a module and an index into its output. Gradients pass there only.
     """
 
     array = "a tensor"
 
     def __init__(
         self, model: nn.Module, inputs: Any, target: Any, reference: Any = None,
+        batch_axis: int = 0, keeps: bool = False,
         move: Callable[[int, torch.Tensor], torch.Tensor] = lambda n, x: x,
+        at: Any = (), through: Any = None,
     ) -> None:  # fmt: skip
-        super().__init__(model, inputs, target, reference)
+        super().__init__(model, inputs, target, reference, batch_axis)
         self.move = move
+        self.keeps = keeps
+        modules = dict(model.named_modules())
+        self.at = named(at, modules)
+        self.through = None if through is None else _unit(through, modules, batch_axis)
+        self.is_running = False
         self.alone: list[torch.Tensor] = []  # the target, of inputs and references each by itself
         self.leaves: list[Point] = []
         self.embedded: dict[Any, torch.Tensor] = {}  # by what embeds, and what
         self.layers: dict[str, Point] = {}
         self.heads: dict[str, Point] = {}
+        self.units: dict[str, Point] = {}
+        self.placed: dict[str, torch.Tensor] = {}
         for name, x in self.floats.items():
             if x.dtype == torch.float16:
                 raise ArgumentError("relevance: float16 is too coarse; use bfloat16 or float32")
-            self.values[name] = self._leaf(name, x.detach().clone())
+            if not self.at:
+                self.values[name] = self._leaf(name, x.clone() if keeps else x.detach().clone())
 
     def is_float(self, x: Any) -> bool:
         return isinstance(x, torch.Tensor) and is_differentiable(x)
 
     def _leaf(self, name: Any, x: torch.Tensor, is_embedded: bool = False) -> torch.Tensor:
         leaf = self.move(len(self.leaves), x).requires_grad_()
-        self.leaves.append(point_of(leaf, name, is_embedded))
+        self.leaves.append(point_of(leaf, name, is_embedded, self.keeps))
         return leaf
 
     def by_name(self, found: Sequence[torch.Tensor]) -> list[tuple[Any, torch.Tensor]]:
@@ -110,10 +136,11 @@ class TorchRun(runs.RelevanceRun):
         return [(p.name, share) for p, share in zip(self.leaves, found, strict=True)]
 
     def chosen(self, y: Any) -> torch.Tensor:
-        if not self.leaves:
+        if not self.leaves and not self.placed:
             raise ArgumentError(
                 "relevance: no input is a tensor of floats, or is read by an nn.Embedding of the "
-                "model. Give the embedded input"
+                f"model; got {[kind(x) for x in self.values.values()]}. Give the embedded input, "
+                'or explain the output of the module that reads it: attribute(…, at="its path")'
             )
         value = super().chosen(y)
         if not isinstance(value, torch.Tensor) or not value.requires_grad:
@@ -134,21 +161,59 @@ class TorchRun(runs.RelevanceRun):
         """Run the model; return what there is to share, and the gradients at points and ops."""
         modules = dict(self.model.named_modules())
         layers, heads = named(layers, modules), named(heads, modules)
-        embeddings = [m for m in modules.values() if isinstance(m, nn.Embedding)]
+        layers = [n for n in layers if n not in self.at]
+        embeddings = [m for m in modules.values() if isinstance(m, nn.Embedding) and not self.at]
+        placing = [modules[n].register_forward_hook(partial(self._placed, n)) for n in self.at]
         # (in the backward pass a checkpoint runs modules again, which is no second call)
-        with hooks([m.register_forward_hook(self._embedded) for m in embeddings]):
+        with hooks([*[m.register_forward_hook(self._embedded) for m in embeddings], *placing]):
             marked, given = partial(self._mark, self.layers), partial(self._mark, self.heads)
             handles = [modules[n].register_forward_hook(partial(marked, n)) for n in layers]
             handles += [modules[n].register_forward_pre_hook(partial(given, n)) for n in heads]
+            if self.through:
+                unit = partial(self._mark, self.units, self.through[0])
+                handles.append(modules[self.through[0]].register_forward_hook(unit))
+            state = random_states(self.model)
             with hooks([*handles, *ops.paths.install()]), ops:
+                self.is_running = True
                 value, total = self.explained(self.values)
-            if idle := [*({*layers} - {*self.layers}), *({*heads} - {*self.heads})]:
-                raise ArgumentError(f"relevance: the module {idle[0]!r} did not run")
+                self.is_running = False
+            if not all(map(torch.equal, state, random_states(self.model))):
+                self._check_random(value)
+            due = {*self.at, *layers} - {*self.layers} | ({*heads} - {*self.heads})
+            if due := [*due, *({*(self.through or ())[:1]} - {*self.units})]:
+                raise ArgumentError(f"relevance: the module {due[0]!r} did not run")
             if self.alone:
                 runs.check_halves(total.detach(), self.alone)
             edges = [*[point.edge for point in self.points], *ops.edges]
-            found = torch.autograd.grad(value.sum(), edges, allow_unused=True)
-        return total.detach(), found
+            found = self._gradients(value.sum(), edges)
+        return total if self.keeps else total.detach(), found
+
+    def _gradients(self, y: torch.Tensor, edges: list[Any]) -> Any:
+        """Return the gradients at the edges; with `through`, those that pass one unit."""
+        options = {"allow_unused": True, "create_graph": self.keeps}
+        if self.through is None:
+            return torch.autograd.grad(y, edges, **options)
+        edge = self.units[self.through[0]].edge
+        (dy,) = torch.autograd.grad(y, [edge], retain_graph=True)
+        mask, index = torch.zeros_like(dy), self.through[1]
+        try:
+            mask[index] = 1
+        except IndexError as error:
+            raise ArgumentError(
+                f"attribute: through expected an index into the output of {self.through[0]!r}, of "
+                f"shape {tuple(dy.shape)} with the batch, got {index}: {error}"
+            ) from None
+        return torch.autograd.grad([edge], edges, [dy * mask], **options)
+
+    def _check_random(self, value: torch.Tensor) -> None:
+        """Raise ArgumentError if a second run has another result."""
+        again, _ = self.explained(self.values)
+        if not torch.allclose(again, value, 1e-5, 1e-8, equal_nan=True):
+            raise ArgumentError(
+                "relevance: the model draws random numbers, and its output differs from run to "
+                f"run: {value.detach().sum():.4g} and {again.detach().sum():.4g}. Call "
+                "model.eval(), or pass the random numbers as an input"
+            )
 
     def _mark(self, where: dict[str, Point], name: str, module: Any, args: Any, *ys: Any) -> None:
         """Note the place of a module's output, or of its input: the first of several."""
@@ -161,7 +226,26 @@ class TorchRun(runs.RelevanceRun):
                 f"relevance: the module {name!r} {'returned' if ys else 'was called with'} "
                 f"{kind(x)} that no input leads to, expected a tensor that depends on them"
             )
-        where[name] = point_of(x)
+        where[name] = point_of(x, keeps=self.keeps)
+
+    def _placed(self, name: str, module: Any, args: Any, y: Any) -> Any:
+        """Return the output of a module of `at`, moved: the first of several."""
+        many = isinstance(y, tuple | list) and y
+        x = y[0] if many else y
+        if not isinstance(x, torch.Tensor) or not is_differentiable(x):
+            raise ArgumentError(
+                f"attribute: the module {name!r} returned {kind(y)}, expected a tensor of floats"
+            )
+        if name in self.placed and self.is_running:
+            raise ArgumentError(f"attribute: the module {name!r} ran more than once")
+        with DisableTorchFunction():
+            if name not in self.placed:
+                # (a copy, because the model may change the output in place)
+                leaf = self.move(len(self.layers), x.detach().clone()).requires_grad_()
+                self.placed[name] = leaf
+                self.layers[name] = point_of(leaf, keeps=self.keeps)
+            moved = self.placed[name].clone()
+        return type(y)([moved, *y[1:]]) if many else moved
 
     def _embedded(self, module: Any, args: Any, y: torch.Tensor) -> torch.Tensor | None:
         given = args[0].data_ptr(), args[0].numel()
@@ -171,10 +255,33 @@ class TorchRun(runs.RelevanceRun):
             if same and self.half is None:
                 with DisableTorchFunction():
                     leaf = self.embedded.get((module, name, y.shape))
-                    leaf = self._leaf(name, y.detach(), True) if leaf is None else leaf
+                    if leaf is None:
+                        leaf = self._leaf(name, y if self.keeps else y.detach(), True)
                     self.embedded[module, name, y.shape] = leaf
                     return leaf
         return None
+
+
+def random_states(model: nn.Module) -> list[torch.Tensor]:
+    """Return the states of the random generators that a model may read."""
+    on_cuda = any(p.device.type == "cuda" for p in model.parameters())
+    return [torch.get_rng_state(), *(torch.cuda.get_rng_state_all() if on_cuda else [])]
+
+
+def _unit(through: Any, modules: Mapping[str, Any], batch_axis: int) -> tuple[str, Any]:
+    """Return the path of a module, and the index of a unit of its output, with the batch."""
+    if not isinstance(through, tuple) or len(through) != 2 or not isinstance(through[0], str):
+        raise ArgumentError(
+            "attribute: through expected the path of a module and an index into its output "
+            f'without the batch, such as ("conv1", (3, 0, 0)), got {through!r:.60}'
+        )
+    path, index = through
+    names = named(path, modules)
+    if len(names) != 1:
+        raise ArgumentError(f"attribute: through expected one module, got {names}")
+    index = list(index) if isinstance(index, tuple) else [index]
+    index.insert(batch_axis, slice(None))
+    return names[0], tuple(index)
 
 
 @contextmanager
@@ -201,9 +308,14 @@ def named(paths: Any, modules: Mapping[str, Any]) -> list[str]:
 
 
 @contextmanager
-def as_found(model: nn.Module) -> Generator[None]:
-    """A block in which inputs alone are differentiated, and which leaves a model as it was."""
-    free = [p for p in model.parameters() if p.requires_grad]
+def as_found(model: nn.Module, learns: bool = False) -> Generator[None]:
+    """A block which leaves a model as it was.
+
+    Args:
+        model: The model.
+        learns: Whether parameters are differentiated, too, and not inputs alone.
+    """
+    free = [p for p in model.parameters() if p.requires_grad and not learns]
     held = [
         (module, name, x, x.clone())
         for module in model.modules()
