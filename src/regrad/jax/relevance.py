@@ -9,7 +9,7 @@ of a function whose name is a key: `MAPS` in `rules.lrp` has them.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -46,9 +46,11 @@ OPENED = programs.JITS | programs.REMATS | {"closed_call", VMAP, "scan", program
 class JaxRun(runs.RelevanceRun):
     """A run of a JAX function."""
 
-    def __init__(self, model: Any, inputs: Any, target: Any, reference: Any = None) -> None:
+    def __init__(
+        self, model: Any, inputs: Any, target: Any, reference: Any = None, batch_axis: int = 0
+    ) -> None:
         arrays = tree_map(lambda x: jnp.asarray(x) if hasattr(x, "__array__") else x, inputs)
-        super().__init__(model, arrays, target, reference)
+        super().__init__(model, arrays, target, reference, batch_axis)
 
     def is_float(self, x: Any) -> bool:
         return isinstance(x, jax.Array) and jnp.issubdtype(x.dtype, jnp.floating)
@@ -58,18 +60,43 @@ class JaxRun(runs.RelevanceRun):
 
 
 def explain(
-    model: Any, inputs: Any, target: Any, rules: Any, layers: Any, reference: Any, check: Any
-) -> Relevance:
+    model: Any, inputs: Any, target: Any, rules: Any, layers: Any, reference: Any, check: Any,
+    batch_axis: int,
+) -> Relevance:  # fmt: skip
     """Return the relevance of the inputs of a JAX function; see `regrad.rules.lrp.relevance`."""
-    run = JaxRun(model, inputs, target, reference)
+    run = JaxRun(model, inputs, target, reference, batch_axis)
     xs = run.floats
+    if run.half and xs and all(trace_of(x) is None for x in xs.values()):
+        runs.check_halves(run.explained(run.values)[1], run.apart())
+    total, dxs, ops, used = differentiated(run, xs, rules, layers, bool(check))
+    triples = zip(xs.items(), dxs, strict=True)
+    found = [(name, relevance_of(x, dx, run.half)) for (name, x), dx in triples]
+    rows = [_loss(*op) for op in ops if op[0].op_type != LAYER] if check else None
+    by_layer = {
+        path: relevance_of(y, dy, run.half) for path, (y, dy) in by_path(layers, ops).items()
+    }
+    return run.answer(total, found, by_layer, rows, used)
+
+
+def differentiated(
+    run: JaxRun, xs: Mapping[Any, Any], rules: Any, layers: Any, by_op: bool, tap: Any = None
+) -> tuple[Any, Sequence[Any], list[Any], Any]:
+    """Return the total of a run, the gradients by its inputs, its ops, and the scope of overrides.
+
+    Args:
+        run: The run.
+        xs: The inputs that are differentiated, by name.
+        rules: The map of overrides.
+        layers: Paths or patterns of modules whose outputs are ops of their own.
+        by_op: Whether the ops are returned even without layers.
+        tap: Returns what replaces the output of a module, by its path and output.
+    """
+    model = run.model
     if not xs:
         raise ArgumentError(
             "relevance: in JAX it comes to arrays of floats, the embedded tokens of a text; got "
             f"{[kind(x) for x in run.values.values()]}"
         )
-    if run.half and all(trace_of(x) is None for x in xs.values()):
-        runs.check_halves(run.explained(run.values)[1], run.apart())
     module = model if isinstance(model, module_types("flax.nnx", "equinox", "flax.linen")) else None
     if layers and module is None:
         raise ArgumentError(
@@ -89,17 +116,19 @@ def explain(
         jaxpr, _ = _rewritten(closed.jaxpr, [True] * len(given))
         return core.jaxpr_as_fun(closed.replace(jaxpr=jaxpr))(*given)
 
-    layers = [layers] if isinstance(layers, str) else layers
+    layers = paths_of(layers)
     used = override(
         program, {**rules, LAYER: optional(own_rule)} if layers else rules, model=module
     )
     if layers:
-        used._surgery.where.naming.tap = partial(_tapped, layers)  # pyright: ignore
-    total, dxs, ops = _differentiated(used, list(xs.values()), bool(check or layers))
-    triples = zip(xs.items(), dxs, strict=True)
-    found = [(name, relevance_of(x, dx, run.half)) for (name, x), dx in triples]
-    rows = [_loss(*op) for op in ops if op[0].op_type != LAYER] if check else None
-    return run.answer(total, found, _by_layer(layers, ops, run.half), rows, used)
+        used._surgery.where.naming.tap = partial(_tapped, layers, tap)  # pyright: ignore
+    total, dxs, ops = _differentiated(used, list(xs.values()), bool(by_op or layers))
+    return total, dxs, ops, used
+
+
+def paths_of(layers: Any) -> Sequence[Any]:
+    """Return paths or patterns of modules as a sequence."""
+    return [layers] if isinstance(layers, str) else layers
 
 
 # -- op by op --------------------------------------------------------------------------------------
@@ -129,8 +158,15 @@ def lrp_layer(x: Any) -> Any:
     return jnp.copy(x)
 
 
-def _tapped(layers: Sequence[Any], path: str, y: Any) -> Any:
-    """Return the result of a module, the first array of it by an op that is found again."""
+def _tapped(layers: Sequence[Any], tap: Any, path: str, y: Any) -> Any:
+    """Return the result of a module, the first array of it by an op that is found again.
+
+    Args:
+        layers: Paths or patterns of modules.
+        tap: Returns what replaces that array, or None.
+        path: The path of the module.
+        y: The result.
+    """
     if not any(runs.names(layer, path) for layer in layers):
         return y
     leaves, structure = jax.tree.flatten(y)
@@ -138,20 +174,22 @@ def _tapped(layers: Sequence[Any], path: str, y: Any) -> Any:
         raise ArgumentError(
             f"relevance: the module {path!r} returned {kind(y)}, expected an array of floats"
         )
-    return jax.tree.unflatten(structure, [jax.jit(lrp_layer)(leaves[0]), *leaves[1:]])
+    first = leaves[0] if tap is None else tap(path, leaves[0])
+    return jax.tree.unflatten(structure, [jax.jit(lrp_layer)(first), *leaves[1:]])
 
 
-def _by_layer(layers: Sequence[Any], ops: Sequence[Any], half: int | None) -> dict[str, Any]:
-    """Return the relevance of the outputs of modules."""
+def by_path(layers: Any, ops: Sequence[Any]) -> dict[str, tuple[Any, Any]]:
+    """Return the outputs of modules and their gradients, by path."""
     found: dict[str, Any] = {}
     for op, (dy, *_), _ in ops:
         if op.op_type == LAYER:
             if op.path in found:
                 raise ArgumentError(f"relevance: the module {op.path!r} ran more than once")
-            found[op.path] = relevance_of(op.outs[0], dy, half)
-    if idle := [x for x in layers if not any(runs.names(x, path) for path in found)]:
+            found[op.path] = op.outs[0], dy
+    named = [x for x in paths_of(layers) if not any(runs.names(x, path) for path in found)]
+    if named:
         raise ArgumentError(
-            f"relevance: no module {idle[0]!r} ran and passed on what the target depends on"
+            f"relevance: no module {named[0]!r} ran and passed on what the target depends on"
         )
     return found
 

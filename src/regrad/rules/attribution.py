@@ -12,8 +12,9 @@ from those of a second input, by them. The map is the method:
 
 The gradient may be an average over a path: `integrated()`, `expected()`, `conductance()` and
 `smoothed()`, under each of the maps. `attribute` has the formulas. `cam` draws class activation
-maps. The composites are made of ordinary rules: `lrp.frozen_norm`, `rules.no_gradient` for a softmax
-(attention patterns that are constants), `lrp.uniform` for products (half-gradients), `tempered()`.
+maps. The composites are made of ordinary rules: `lrp.frozen_norm`, `rules.no_gradient` for a
+softmax (attention patterns that are constants), `lrp.uniform` for products (half-gradients),
+`tempered()`.
 
 >>> import torch
 >>> from regrad.rules import attribution
@@ -201,9 +202,7 @@ def expected(references: Any, samples: int = 16, seed: int = 0) -> Path:
     return Path((), (1 / samples,) * samples, seed=seed, references=references)
 
 
-def smoothed(
-    samples: int = 16, noise: float = 0.1, seed: int = 0, statistic: str = "mean"
-) -> Path:
+def smoothed(samples: int = 16, noise: float = 0.1, seed: int = 0, statistic: str = "mean") -> Path:
     """Return the path of SmoothGrad: the input with noise, for `attribute(…, along=)`.
 
     Args:
@@ -256,6 +255,7 @@ def attribute(
     at: Any = (),
     through: Any = None,
     batch_axis: int = 0,
+    create_graph: bool = False,
 ) -> Any:
     """Return the shares that inputs, modules and heads of a model have in an output.
 
@@ -263,18 +263,20 @@ def attribute(
     value and its value for a second input. To patch in the second value changes the output by about
     the negative. The model is left as it was found, as by `lrp.relevance`.
 
-    With `f` the output, `x` the inputs, `z` the reference, `h` the output of a layer and `mean` the
-    average over the places `p` between `z` and `x`:
+    The output is `f`, the inputs are `x`, the reference is `z`, and `h` is the output of the module
+    `"h"`. The places `p` lie between `z` and `x`, and `Δh` is the step of `h` at a place.
 
-    | method | options | result |
+    | method | options | formula |
     |---|---|---|
-    | input × gradient | | `inputs`: `(x - z) · df/dx(x)` |
-    | integrated gradients | `along=integrated()` | `inputs`: `(x - z) · mean df/dx(p)` |
-    | internal influence | `along=integrated()` | `layer_gradients`: `mean df/dh(p)` |
-    | layer integrated gradients | `along=integrated(), at="h"` | `layers`: `(h(x) - h(z)) · mean df/dh`, at places between `h(z)` and `h(x)` |
-    | layer conductance | `along=conductance()` | `layers`: sum of `df/dh(p) · (h(p + step) - h(p))` |
-    | neuron conductance | `along=integrated(), through=("h", i)` | `inputs`: `(x - z) · mean df/dhᵢ(p) · dhᵢ/dx(p)` |
-    | expected gradients | `along=expected(zs)` | `inputs`: mean of `(x - z) · df/dx(p)`, over random `z` and `p` |
+    | input × gradient | | `inputs = (x - z) · df/dx` |
+    | integrated gradients | `along=integrated()` | `inputs = (x - z) · mean df/dx(p)` |
+    | internal influence | `along=integrated()` | `layer_gradients = mean df/dh(p)` |
+    | layer conductance | `along=conductance()` | `layers = sum df/dh(p) · Δh(p)` |
+    | neuron conductance | `along=integrated()`, | `inputs = ` |
+    | | `through=("h", i)` | `(x - z) · mean df/dhᵢ(p) · dhᵢ/dx(p)` |
+    | layer integrated gradients | `along=integrated()`, | `layers = (h(x) - h(z)) · mean df/dh`, |
+    | | `at="h"` | at places between `h(z)` and `h(x)` |
+    | expected gradients | `along=expected(zs)` | `inputs = mean (x - z) · df/dx(p)` |
 
     Args:
         model: A `torch.nn.Module`, or a function of JAX, as for `lrp.relevance`.
@@ -298,6 +300,7 @@ def attribute(
         through: The path of a module and an index into its output without the batch, as in
             `("conv1", (3, 0, 0))`. Gradients pass this unit only.
         batch_axis: The axis of the examples in the inputs.
+        create_graph: Whether the results have a history in PyTorch, as for `lrp.relevance`.
 
     Returns:
         An `Attribution`: `inputs`, `layers` and `heads` (of shape `(…, heads)`), `total` (the
@@ -340,7 +343,9 @@ def attribute(
         )
     if at and through:
         raise ArgumentError("attribute: give at or through, got both")
-    given = model, inputs, rules, layers, heads, along, at, through, batch_axis
+    given = (
+        model, inputs, rules, layers, heads, along, at, through, batch_axis, create_graph
+    )  # fmt: skip
     if library_of(model, inputs) == "jax":
         from regrad.jax.attributing import attributed as attributed_function
 
@@ -401,8 +406,8 @@ def cam(
 
     >>> import torch
     >>> from regrad.rules import attribution, lrp
-    >>> pool = torch.nn.AdaptiveAvgPool2d(1)
-    >>> net = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.ReLU(), pool, torch.nn.Flatten())
+    >>> convolution, pool = torch.nn.Conv2d(3, 4, 3), torch.nn.AdaptiveAvgPool2d(1)
+    >>> net = torch.nn.Sequential(convolution, torch.nn.ReLU(), pool, torch.nn.Flatten())
     >>> x = torch.ones(2, 3, 8, 8)
     >>> heat = attribution.cam(net, x, 1, "1", size=(8, 8))
     >>> guided = heat[:, None] * attribution.attribute(net, x, 1, lrp.guided()).gradients

@@ -35,7 +35,6 @@ from inspect import isfunction
 from itertools import pairwise
 from typing import Any
 
-from regrad.core.containers import flatten
 from regrad.core.extras import needed
 from regrad.core.foreign import nonzero
 from regrad.core.places import spread

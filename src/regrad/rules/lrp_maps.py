@@ -146,6 +146,12 @@ def _along(name: str, groups: tuple[_Group, ...], stabilizer: float) -> Rule:
         b: Any = None, bias: Any = ABSENT,
     ) -> Any:  # fmt: skip
         x, w = (a, b) if x is None else (x, w)
+        for layout in [str(getattr(v, "layout", "")) for v in (x, w)]:
+            if "sparse" in layout:
+                raise RuleError(
+                    f"{name}: the rule changes the entries of both factors, and one is a sparse "
+                    f"matrix ({layout}). Use lrp.epsilon() for this product, or a dense matrix"
+                )
         xs, maps = zip(*[_changed(s, x, w, bias, forward) for s in shares], strict=True)
 
         def seeds(zs: Any) -> list[Any]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import fields, is_dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -177,6 +177,11 @@ def _halves(half: Any) -> list[Callable[[Any], Any]]:
     """Return two functions of an array of the batch: the part of the inputs, of the references."""
 
     def cut(part: slice, x: Any) -> Any:
+        if is_dataclass(x) and not isinstance(x, type):  # (as the outputs of transformers)
+            names = [*x] if isinstance(x, Mapping) else [f.name for f in fields(x)]
+            inner = {n: tree_map(partial(cut, part), getattr(x, n)) for n in names}
+            make: Any = type(x) if isinstance(x, Mapping) else partial(replace, x)
+            return make(**inner)
         return x[part] if getattr(x, "shape", ())[:1] == (2 * half,) else x
 
     return [partial(cut, slice(half)), partial(cut, slice(half, None))]
@@ -276,6 +281,7 @@ def _most_first(rows: Sequence[Loss], missing: float) -> tuple[Loss, ...]:
 def names(pattern: Any, path: str) -> bool:
     """Return whether a path, or a pattern of paths, names a module."""
     return pattern == path or matches(pattern, ChainStep((path,)))
+
 
 def library_of(model: Any, inputs: Any) -> str:
     """Return `"jax"` for a function of JAX, else `"torch"`."""

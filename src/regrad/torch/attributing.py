@@ -18,21 +18,19 @@ from regrad.torch.relevance import Ops, TorchRun, as_found, named
 
 def attributed(
     model: Any, inputs: Any, rules: Any, layers: Any, heads: Any, along: Any, at: Any, through: Any,
-    batch_axis: int, target: Any, reference: Any,
+    batch_axis: int, create_graph: bool, target: Any, reference: Any,
 ) -> Attribution:  # fmt: skip
     """Return the shares of parts of a model in an output; see `rules.attribution.attribute`."""
     if not isinstance(model, nn.Module):
         raise ArgumentError(f"attribute expected a torch.nn.Module, got {kind(model)}")
     counts = _counts(heads, dict(model.named_modules()))
-    with (
-        as_found(model),
-        gradient_override_map(rules, model=model) if rules else nullcontext() as used,
-    ):
+    order = 1 if create_graph else None
+    scope = gradient_override_map(rules, model=model, order=order) if rules else nullcontext()
+    with as_found(model, create_graph), scope as used:
 
         def run(given: Any, move: Move) -> Ran:
-            made = TorchRun(
-                model, given, target, batch_axis=batch_axis, move=move, at=at, through=through
-            )
+            places = {"move": move, "at": at, "through": through}
+            made = TorchRun(model, given, target, None, batch_axis, create_graph, **places)
             total, dxs = made.differentiated(Ops(model, False), layers, counts)
             return Ran([point.value for point in made.points], dxs, total, made)
 
@@ -72,4 +70,3 @@ def _by_head(name: str, share: torch.Tensor, count: int) -> torch.Tensor:
             f"{share.shape[-1]}, got {count!r:.40}"
         )
     return share.unflatten(-1, (count, -1)).sum(-1)
-

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -13,6 +13,7 @@ import torch.overrides
 from torch import nn
 from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import get_gradient_edge
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from regrad.core.callers import find_caller
 from regrad.core.containers import tree_map
@@ -190,11 +191,11 @@ class TorchRun(runs.RelevanceRun):
 
     def _gradients(self, y: torch.Tensor, edges: list[Any]) -> Any:
         """Return the gradients at the edges; with `through`, those that pass one unit."""
-        options = {"allow_unused": True, "create_graph": self.keeps}
+        options: dict[str, Any] = {"allow_unused": True, "create_graph": self.keeps}
         if self.through is None:
             return torch.autograd.grad(y, edges, **options)
         edge = self.units[self.through[0]].edge
-        (dy,) = torch.autograd.grad(y, [edge], retain_graph=True)
+        (dy,) = torch.autograd.grad(y, [edge], retain_graph=True, create_graph=self.keeps)
         mask, index = torch.zeros_like(dy), self.through[1]
         try:
             mask[index] = 1
@@ -241,7 +242,8 @@ class TorchRun(runs.RelevanceRun):
         with DisableTorchFunction():
             if name not in self.placed:
                 # (a copy, because the model may change the output in place)
-                leaf = self.move(len(self.layers), x.detach().clone()).requires_grad_()
+                copy = x.clone() if self.keeps else x.detach().clone()
+                leaf = self.move(len(self.layers), copy).requires_grad_()
                 self.placed[name] = leaf
                 self.layers[name] = point_of(leaf, keeps=self.keeps)
             moved = self.placed[name].clone()
@@ -322,7 +324,9 @@ def as_found(model: nn.Module, learns: bool = False) -> Generator[None]:
         for name, x in module.named_buffers(recurse=False)
     ]
     devices = {p.device.index for p in model.parameters() if p.device.type == "cuda"}
-    with torch.random.fork_rng(sorted(devices)), full_precision():
+    # (fused attention has no second derivative)
+    math = sdpa_kernel(SDPBackend.MATH) if learns else nullcontext()
+    with torch.random.fork_rng(sorted(devices)), full_precision(), math:
         try:
             for p in free:
                 p.requires_grad_(False)
@@ -334,9 +338,21 @@ def as_found(model: nn.Module, learns: bool = False) -> Generator[None]:
             for module, name, x, before in held:
                 if getattr(module, name) is not x:
                     setattr(module, name, x)
-                if not torch.equal(x, before):
+                if not all(map(torch.equal, _dense_parts(x), _dense_parts(before))):
                     with torch.no_grad():
                         x.copy_(before)
+
+
+def _dense_parts(x: torch.Tensor) -> list[torch.Tensor]:
+    """Return the dense tensors of which a sparse tensor consists, or the tensor itself."""
+    if x.layout is torch.strided:
+        return [x]
+    if x.layout is torch.sparse_coo:
+        x = x.coalesce()
+        return [x.indices(), x.values()]
+    if x.layout in (torch.sparse_csr, torch.sparse_bsr):
+        return [x.crow_indices(), x.col_indices(), x.values()]
+    return [x.ccol_indices(), x.row_indices(), x.values()]
 
 
 @contextmanager
@@ -438,5 +454,6 @@ def _copied(y: Any, args: Any) -> Any:
         return y
     with DisableTorchFunction():
         place = y.untyped_storage().data_ptr()
-        shares = any(x.untyped_storage().data_ptr() == place for x in tensors(args))
+        dense = [x for x in tensors(args) if x.layout is torch.strided]  # (others have no storage)
+        shares = any(x.untyped_storage().data_ptr() == place for x in dense)
         return y if shares else y.clone()
