@@ -3,6 +3,7 @@
     python -m tests.campaigns.relevance_peers                 all of it (some minutes)
     python -m tests.campaigns.relevance_peers --only ViT      models whose name begins like this
     python -m tests.campaigns.relevance_peers --show          the programs
+    python -m tests.campaigns.relevance_peers --layers        layers, paths and maps
     python -m tests.campaigns.relevance_peers --lost          what public models lose
     python -m tests.campaigns.relevance_peers page            docs/peers.md anew, from the record
 
@@ -13,6 +14,10 @@ processor times of one thread in float32, in turn, and their medians.
 
 With `--lost`, `lrp.relevance` runs on the models of `public_table`, and what is lost of the
 relevance is written down, with the ops that lose most, in `results/relevance_lost.json`.
+
+With `--layers`, the cases of `layer_cases` run in the same way, also against the package grad-cam,
+and are recorded in `results/layer_peers.json`. grad-cam resizes maps in float32, so its bound is
+wider.
 
 None of the packages is a dependency of this project; tests/campaigns/public_models.py says how to
 install them, and `pip install --no-deps lxt` is the last. A whole run writes
@@ -35,7 +40,7 @@ from torch import nn
 
 from bench import report
 from regrad.rules import lrp
-from tests.campaigns import public_table, records
+from tests.campaigns import layer_cases, public_table, records
 from tests.campaigns.proof_page import table
 from tests.campaigns.relevance_cases import (
     STUBS,
@@ -52,10 +57,12 @@ from tests.helpers.paths import ROOT
 
 PATH = records.RESULTS / "relevance_peers.json"
 LOST = records.RESULTS / "relevance_lost.json"
+OF_LAYERS = records.RESULTS / "layer_peers.json"
 PROSE, PAGE = Path(__file__).with_name("relevance_page.md"), ROOT / "docs" / "peers.md"
 PACKAGES = ("torch", "torchvision", "timm", "transformers", "zennit", "captum", "lxt")
 AGREES, SILENT, RAISES = "agrees", "silently wrong", "raises"
 BOUND = 1e-6
+BOUNDS = {"grad-cam": 1e-5}
 ROUNDS = 15
 
 
@@ -89,7 +96,8 @@ def judged(case: Case, scope: Mapping[str, Any], rounds: int = ROUNDS) -> dict[s
         found["their share"] = per_cent(other, total)
         if case.due == "sum":
             found["ours"], found["theirs"] = (abs(1 - found[k]) for k in ("share", "their share"))
-        is_right = found["theirs"] <= BOUND and (case.due or found["ours"] <= BOUND)
+        bound = BOUNDS.get(case.peer, BOUND)
+        is_right = found["theirs"] <= bound and (case.due or found["ours"] <= bound)
         found["outcome"] = AGREES if is_right else SILENT
     found |= {"lines": lines(case.ours), "their lines": lines(case.theirs), "note": case.note}
     if other is not None and not case.due:
@@ -218,9 +226,29 @@ def page(content: Mapping[str, Any]) -> str:
     blocks = {
         "facts": f"{records.line(content)}.", "agreement": agreement(same),
         "differences": differences(other), "kept": kept_table(content["kept"]),
-        "lost": losses(records.read(LOST)["lost"]),
+        "lost": losses(records.read(LOST)["lost"]), **layer_blocks(records.read(OF_LAYERS)),
     }  # fmt: skip
     return report.filled(PROSE.read_text(encoding="utf-8"), blocks)
+
+
+def layer_blocks(content: Mapping[str, Any]) -> dict[str, str]:
+    """Return the tables of layers, paths and maps."""
+    rows, wrong = [], []
+    for e in content["cases"]:
+        start = [e["model"], e["rule"], e["peer"]]
+        if "ratio" in e:
+            counts = [str(e["lines"]), str(e["their lines"])]
+            rows.append([*start, number(e["ours"]), f"{e['ratio']:.2f}", *counts])
+        else:
+            says = f"raises: `{e['detail']}`" if e["outcome"] == RAISES else e["outcome"]
+            wrong.append([*start, says, number(e["ours"]), number(e.get("theirs")), e["note"]])
+    header = ["model", "method", "peer", "apart by", "time, of the peer's", "lines", "peer's lines"]
+    other = ["model", "method", "peer", "the peer", "regrad is off by", "the peer by",
+             "not seen by it"]  # fmt: skip
+    return {
+        "layer facts": f"{records.line(content)}.", "layers": table(header, rows, numbers=4),
+        "layer differences": table(other, wrong),
+    }  # fmt: skip
 
 
 def number(value: float | None) -> str:
@@ -283,12 +311,23 @@ def write_lost() -> None:
         records.write(LOST, {**known, "lost": found})
 
 
+def write_layers(rounds: int) -> None:
+    """Run the cases of layers, and write down their outcomes."""
+    public_table.prepared("torchvision")
+    wanted, scope = layer_cases.cases(), layer_cases.names()
+    found = [judged(case, scope, rounds) for case in tqdm.tqdm(wanted, unit="case")]
+    packages = ("torch", "torchvision", "captum", "grad-cam")
+    facts = records.facts("tests.campaigns.relevance_peers", packages)
+    records.write(OF_LAYERS, {**facts, "cases": found})
+
+
 def main(given: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.campaigns.relevance_peers")
     parser.add_argument("page", nargs="?", choices=["page"], help="write docs/peers.md only")
     parser.add_argument("--only", default="", help="models whose name begins like this")
     parser.add_argument("--show", action="store_true", help="print the programs")
     parser.add_argument("--lost", action="store_true", help="what public models lose")
+    parser.add_argument("--layers", action="store_true", help="layers, paths and maps")
     parser.add_argument("--rounds", type=int, default=ROUNDS, help="how often each is timed")
     options = parser.parse_args(given)
     wanted = [case for case in cases() if case.model.startswith(options.only)]
@@ -303,8 +342,8 @@ def main(given: Sequence[str] | None = None) -> int:
     start = time.perf_counter()
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
-    if options.lost:
-        write_lost()
+    if options.lost or options.layers:
+        write_lost() if options.lost else write_layers(options.rounds)
         return 0
     public_table.prepared("torchvision")
     scope = {**names(), **lxt_names()}
