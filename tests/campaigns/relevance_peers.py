@@ -241,7 +241,8 @@ def layer_blocks(content: Mapping[str, Any]) -> dict[str, str]:
             rows.append([*start, number(e["ours"]), f"{e['ratio']:.2f}", *counts])
         else:
             says = f"raises: `{e['detail']}`" if e["outcome"] == RAISES else e["outcome"]
-            wrong.append([*start, says, number(e["ours"]), number(e.get("theirs")), e["note"]])
+            off = number(e["ours"]), number(e.get("theirs"))
+            wrong.append([*start, says, *off, "" if e["outcome"] == AGREES else e["note"]])
     header = ["model", "method", "peer", "apart by", "time, of the peer's", "lines", "peer's lines"]
     other = ["model", "method", "peer", "the peer", "regrad is off by", "the peer by",
              "not seen by it"]  # fmt: skip

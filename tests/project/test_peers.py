@@ -6,7 +6,14 @@ import sys
 import pytest
 import torch
 
-from tests.campaigns import peers, records, relevance_cases, relevance_models, relevance_peers
+from tests.campaigns import (
+    layer_cases,
+    peers,
+    records,
+    relevance_cases,
+    relevance_models,
+    relevance_peers,
+)
 from tests.campaigns.peer_programs import ERROR, LIBRARIES, Place, Way
 from tests.campaigns.peers import FIRES, RAISES, SILENT, WARNS
 from tests.campaigns.relevance_peers import AGREES, BOUND, KEPT
@@ -109,6 +116,16 @@ def test_every_case_was_run_and_ours_is_right():
         assert e["outcome"] in (AGREES, WRONG, FAILS), e
         assert e["ours"] is None or e["ours"] <= BOUND, e
         assert e["outcome"] == FAILS or e["ours"] is not None, e
+
+
+def test_every_case_of_layers_was_run_and_ours_is_right():
+    found = records.read(relevance_peers.OF_LAYERS)["cases"]
+    wanted = [(c.model, c.name, c.peer) for c in layer_cases.cases()]
+    assert [(e["model"], e["rule"], e["peer"]) for e in found] == wanted
+    for e in found:
+        assert e["outcome"] in (AGREES, WRONG, FAILS), e
+        assert e["ours"] <= relevance_peers.BOUNDS.get(e["peer"], BOUND), e
+        assert "ratio" not in e or e["outcome"] == AGREES, e
 
 
 def test_relevance_is_kept_in_models_of_each_kind():
