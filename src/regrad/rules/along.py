@@ -101,11 +101,10 @@ def follow(
         ends = enumerate(zip(clean.values, zs, strict=True))
         pairs = [_shared(leg, i, x, z, rans) for i, (x, z) in ends]
         found.append((pairs, clean.total - rest.total if rest else clean.total))
-    by_value = zip(*[pairs for pairs, _ in found], strict=True)
-    shares, gradients = [], []
-    for each in by_value:
-        shares.append(sum(s for s, _ in each) / len(found))
-        gradients.append(sum(g for _, g in each) / len(found))
+    by_value = [*zip(*[pairs for pairs, _ in found], strict=True)]
+    shares, gradients = (
+        [sum(p[i] for p in each) / len(found) for each in by_value] for i in (0, 1)
+    )
     return Shares(shares, gradients, sum(total for _, total in found) / len(found), clean)
 
 

@@ -1,7 +1,7 @@
-"""Attribution in transformers: what inputs, modules and heads add to an output.
+"""Attribution: the shares of inputs, modules and heads in an output.
 
-`attribute` takes gradients under any map of overrides and multiplies values, or what they differ by
-from those of a second input, by them. The map is the method:
+`attribute` computes gradients under any map of overrides. It multiplies them by the values, or by
+the differences between the values and the values for a second input. The map is the method:
 
 | method | map | by |
 |---|---|---|
@@ -57,7 +57,7 @@ def tempered(temperature: float = 2.0) -> Callable[..., Any]:
 
     Returns:
         A rule for a map of overrides. The factor of `1 / temperature` is left out, so that the
-        gradient of a softmax of equal entries is what it was.
+        gradient of a softmax of equal entries does not change.
 
     Raises:
         ArgumentError: temperature is not above 0.
@@ -114,8 +114,8 @@ def gim(temperature: float = 2.0) -> dict[Any, Any]:
 def integrated(steps: int = 32) -> Path:
     """Return the path of integrated gradients, by Gauss and Legendre, for `attribute(…, along=)`.
 
-    Under `{}`, what the inputs add sums to the difference of the two outputs, in as far as the
-    gradients at so many places give the integral. Without a reference it is from zeros.
+    Under `{}`, the shares of the inputs sum to the difference of the two outputs, up to the error
+    of the quadrature. Without a reference, the path begins at zeros.
 
     Args:
         steps: At how many places gradients are taken.
@@ -282,12 +282,12 @@ def attribute(
         model: A `torch.nn.Module`, or a function of JAX, as for `lrp.relevance`.
         inputs: Its argument; a tuple of them, or a dict of keyword arguments. Token ids count by
             the `nn.Embedding` that reads them.
-        target: Which output: a class, a tensor of one for each example, or a function of what the
-            model returns (`lambda y: y.logits[:, -1, 3]`). Its sum is differentiated. For a list of
-            targets, every array of the answer has the targets as its first axis.
+        target: Which output: a class, a tensor of one for each example, or a function of the
+            model's result (`lambda y: y.logits[:, -1, 3]`). Its sum is differentiated. For a list
+            of targets, every array of the answer has the targets as its first axis.
         rules: A map of overrides: `gim()`, `lrp.cp_lrp()`, `{}` for the plain gradient.
-        layers: Paths of modules, or patterns of such as for `rg.at`, whose outputs count. Of a
-            tuple the first is taken.
+        layers: Paths of modules, or patterns of paths as for `rg.at`, whose outputs count. Of a
+            tuple, the first entry counts.
         heads: A dict from paths or patterns of modules that are called with the outputs of heads
             side by side (`"model.layers.*.self_attn.o_proj"`) to the number of heads.
         reference: The second input, in the form and shape of `inputs`. With a list of references,
@@ -304,9 +304,9 @@ def attribute(
 
     Returns:
         An `Attribution`: `inputs`, `layers` and `heads` (of shape `(…, heads)`), `total` (the
-        output, or the difference of the two), what is `missing` of it in the inputs (with `at`, in
-        the modules of `at`), `gradients` by the inputs, `layer_gradients` and `layer_values`, and
-        `used`, the scope of overrides with its `untouched()`.
+        output, or the difference of the two), `missing` (the total less the shares of the inputs,
+        or with `at` of its modules), `gradients` by the inputs, `layer_gradients`, `layer_values`,
+        and `used`, the scope of overrides with its `untouched()`.
 
     Raises:
         ArgumentError: an argument is of the wrong kind or shape, no input is differentiated, a
@@ -393,7 +393,7 @@ def cam(
             vision transformer, or for JAX `lambda a: a.transpose(0, 3, 1, 2)`.
 
     Returns:
-        The maps, of shape `(batch, H, W)`. They are not normalized. 0 is no evidence.
+        The maps, of shape `(batch, H, W)`. They are not normalized, and not below 0.
 
     Raises:
         ArgumentError: kind is not one of the four, layer is not one module, or its output does not

@@ -179,7 +179,7 @@ def relevance(
         inputs: Its argument; a tuple of them, or a dict of keyword arguments. Relevance comes to
             tensors of floats, and by the `nn.Embedding` that reads them to those of integers.
         target: Which output is explained: a class, a tensor of one for each example, or a function
-            of what the model returns, for anything else (`lambda y: y.logits[:, -1, 3]`). Its sum
+            of the model's result, for anything else (`lambda y: y.logits[:, -1, 3]`). Its sum
             is differentiated. For a list of targets, every array of the answer has the targets as
             its first axis.
         rules: A map of overrides, such as `epsilon_plus()`.

@@ -108,10 +108,11 @@ class RelevanceRun:
         if callable(target):
             return target(y)
         if not self.is_float(y) or y.ndim != 2:
+            found, example = _in_parts(y)
             raise ArgumentError(
                 f"relevance: the target {target!r:.40} is a class, so the model should return "
-                f"{self.array} of (examples, classes), got {kind(y)}{_parts(y)}. Give a function "
-                f"of the output as target{_example(y)}"
+                f"{self.array} of (examples, classes), got {kind(y)}{found}. Give a function of "
+                f"the output as target{example}"
             )
         known = backend_of(target).to_numpy(target) if is_array(target) else target
         places, count = np.asarray(known), y.shape[1]
@@ -152,36 +153,29 @@ def _by_name(inputs: Any) -> dict[Any, Any]:
     return dict(enumerate(inputs if isinstance(inputs, tuple) else (inputs,)))
 
 
-def _parts(y: Any) -> str:
-    """Return the names of what a model returned, for a message: keys, fields, or a length."""
-    names = [*y] if isinstance(y, Mapping) else getattr(y, "_fields", getattr(y, FIELDS, ()))
-    if not names and isinstance(y, tuple | list):
-        return f" of {len(y)}"
-    return f" with {', '.join(map(str, names))}" if names else ""
-
-
-def _example(y: Any) -> str:
-    """Return an example of a target for a model that returned several values, for a message."""
-    names = [*y] if isinstance(y, Mapping) else [*getattr(y, FIELDS, ())]
+def _in_parts(y: Any) -> tuple[str, str]:
+    """Return the names in the result of a model, and an example of a target, for a message."""
+    names = [*y] if isinstance(y, Mapping) else [*getattr(y, "_fields", getattr(y, FIELDS, ()))]
     if names:
         name = "logits" if "logits" in names else names[0]
-        at = f".{name}" if hasattr(y, str(name)) else f"[{name!r}]"
+        found, at = f" with {', '.join(map(str, names))}", f"[{name!r}]"
+        at = f".{name}" if hasattr(y, str(name)) else at
     elif isinstance(y, tuple | list):
-        at = "[0]"
+        found, at = f" of {len(y)}", "[0]"
     else:
-        return ""
-    return f", such as lambda y: y{at}[:, 3]"
+        return "", ""
+    return found, f", such as lambda y: y{at}[:, 3]"
 
 
 def _halves(half: Any) -> list[Callable[[Any], Any]]:
     """Return two functions of an array of the batch: the part of the inputs, of the references."""
 
     def cut(part: slice, x: Any) -> Any:
-        if is_dataclass(x) and not isinstance(x, type):  # (as the outputs of transformers)
+        if is_dataclass(x):  # (as the outputs of transformers)
             names = [*x] if isinstance(x, Mapping) else [f.name for f in fields(x)]
             inner = {n: tree_map(partial(cut, part), getattr(x, n)) for n in names}
-            make: Any = type(x) if isinstance(x, Mapping) else partial(replace, x)
-            return make(**inner)
+            record: Any = x
+            return type(record)(**inner) if isinstance(x, Mapping) else replace(record, **inner)
         return x[part] if getattr(x, "shape", ())[:1] == (2 * half,) else x
 
     return [partial(cut, slice(half)), partial(cut, slice(half, None))]
@@ -229,7 +223,7 @@ def balance(total: Any, shares: Sequence[Any], axis: int = 0) -> tuple[Any, Any]
 
 
 def joined(found: Sequence[Any], stacks: bool) -> Any:
-    """Return several answers as one.
+    """Join several answers.
 
     Args:
         found: Answers with the same fields.

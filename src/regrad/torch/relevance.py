@@ -42,7 +42,7 @@ def explain(
     with as_found(model, create_graph):
         run = TorchRun(model, inputs, target, reference, batch_axis, create_graph)
         run.alone = run.apart()
-        # (the derivative of an explanation is the derivative of what the rules compute)
+        # (a loss has the true derivative of the relevance, by `order=1`)
         order = 1 if create_graph else None
         with gradient_override_map(rules, model=model, order=order) as used:
             total, found = run.differentiated(ops, layers)
@@ -190,7 +190,7 @@ class TorchRun(runs.RelevanceRun):
         return total if self.keeps else total.detach(), found
 
     def _gradients(self, y: torch.Tensor, edges: list[Any]) -> Any:
-        """Return the gradients at the edges; with `through`, those that pass one unit."""
+        """Return the gradients at the edges; with `through`, the gradients that pass one unit."""
         options: dict[str, Any] = {"allow_unused": True, "create_graph": self.keeps}
         if self.through is None:
             return torch.autograd.grad(y, edges, **options)
