@@ -247,8 +247,8 @@ def layer_blocks(content: Mapping[str, Any]) -> dict[str, str]:
     other = ["model", "method", "peer", "the peer", "regrad is off by", "the peer by",
              "not seen by it"]  # fmt: skip
     return {
-        "layer facts": f"{records.line(content)}.", "layers": table(header, rows, numbers=4),
-        "layer differences": table(other, wrong),
+        "layer_facts": f"{records.line(content)}.", "layers": table(header, rows, numbers=4),
+        "layer_differences": table(other, wrong),
     }  # fmt: skip
 
 

@@ -108,7 +108,8 @@ KNOTS = {
     ("ops.numpy_protocol", ""),  # NumPy's functions are those of the package of that name
     ("rules.lrp", "torch.relevance"),  # runs models of PyTorch
     ("rules.lrp", "jax.relevance"),  # runs functions of JAX
-    ("rules.attribution", "torch.attributing"),  # so does it
+    ("rules.attribution", "torch.attributing"),
+    ("rules.attribution", "jax.attributing"),  # runs functions of JAX
     ("jax.override", "jax.vmaps"),  # stands on JAX's insides
     ("v1.run.session", "v1.run.compiled_plans"),  # needs JAX
 }
