@@ -27,14 +27,12 @@ def attributed(
     batch_axis: int, create_graph: bool, target: Any, reference: Any,
 ) -> Attribution:  # fmt: skip
     """Return the shares of parts of a model in an output; see `rules.attribution.attribute`."""
-    by_module = "name modules of a model of Flax or Equinox by layers= or at="
-    by_grad = "differentiate a function that calls attribute, by jax.grad"
-    for given, name, instead in (
-        (heads, "heads", by_module), (through, "through", by_module),
-        (create_graph, "create_graph", by_grad),
-    ):  # fmt: skip
-        if given:
-            raise ArgumentError(f"attribute: {name} is for PyTorch models. In JAX, {instead}")
+    of_torch = {"heads": heads, "through": through, "create_graph": create_graph}
+    if given := [name for name, value in of_torch.items() if value]:
+        raise ArgumentError(
+            f"attribute: {given[0]} is for PyTorch models. In JAX, name modules of a model of Flax "
+            "or Equinox by layers= or at=, and differentiate attribute by jax.grad"
+        )
     places = paths_of(at)
     used: Any = None
 

@@ -60,8 +60,8 @@ class JaxRun(runs.RelevanceRun):
 
 
 def explain(
-    model: Any, inputs: Any, target: Any, rules: Any, layers: Any, reference: Any, check: Any,
-    batch_axis: int,
+    model: Any, inputs: Any, rules: Any, layers: Any, check: Any, batch_axis: int, target: Any,
+    reference: Any,
 ) -> Relevance:  # fmt: skip
     """Return the relevance of the inputs of a JAX function; see `regrad.rules.lrp.relevance`."""
     run = JaxRun(model, inputs, target, reference, batch_axis)

@@ -83,9 +83,9 @@ def follow(
     """
     clean = run(inputs, lambda n, x: x)
     random = np.random.default_rng(path.seed if path else 0)
-    legs = [(path, reference)]
+    legs: Any = [(path, reference)]
     if path and path.references is not None:
-        legs = list(_sampled(path, inputs, batch_axis, random))
+        legs = _sampled(path, inputs, batch_axis, random)
     found: list[Any] = []
     for leg, start in legs:
         if start is None and (leg is None or all(np.all(t == 1) for t in leg.places)):

@@ -250,14 +250,9 @@ def relevance(
                 "relevance: create_graph is for PyTorch. In JAX, differentiate a function that "
                 "calls relevance: jax.grad(lambda x: relevance(f, x, …).inputs.sum())"
             )
-
-        def explained(target: Any, reference: Any) -> Any:
-            return explain_function(
-                model, inputs, target, rules, layers, reference, check, batch_axis
-            )
-
+        given = model, inputs, rules, layers, check, batch_axis
         with sys.modules["jax"].default_matmul_precision("highest"):
-            return for_each(explained, target, reference)
+            return for_each(partial(explain_function, *given), target, reference)
     needed("torch", "torch", API)
     from regrad.torch.relevance import explain
 
