@@ -49,6 +49,7 @@ from regrad.rules import spike as spike
 from regrad.rules.making import Rule, factory
 from regrad.rules.saliency import deconvnet_relu as deconvnet_relu
 from regrad.rules.saliency import guided_relu as guided_relu
+from regrad.rules.singular import safe as safe
 
 P = ParamSpec("P")
 
