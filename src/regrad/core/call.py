@@ -228,14 +228,15 @@ class _ByVjp(Rule):
 
 
 def gradients(
-    f: ArrayFunction, vjp: ArrayVjp, xs: Sequence[Any], dys: Sequence[Any], moves: Sequence[Any]
-) -> list[Any]:
+    f: ArrayFunction, vjp: ArrayVjp, xs: Sequence[Any], dys: Sequence[Any],
+    moves: Sequence[int] | None = None,
+) -> list[Any]:  # fmt: skip
     """Return the gradients of `f(xs)` by a library, of arrays or Tensors.
 
     They are None for integers, and where `moves` is 0. (The derivative of a gradient that is not
     used may be NaN.)
     """
-    pairs = zip(xs, moves, strict=True)
+    pairs = zip(xs, moves or [1] * len(xs), strict=True)
     floats = [bool(moving) and is_inexact(numpy_dtype(x.dtype)) for x, moving in pairs]
 
     def back(given: Arrays) -> Arrays:

@@ -81,7 +81,7 @@ class Safe(MapRule):
 
         def rule(dy: Any, y: Any, needs: Any, forward: Any, vjp_: Any, *inputs: Any) -> Any:
             call = made(name, y, inputs, forward, vjp_)
-            dxs = [call.safe(i, lift(dy), self.value) if need else None for i, need in enumerate(needs)]
+            dxs = [call.safe(i, dy, self.value) if need else None for i, need in enumerate(needs)]
             return dxs if len(dxs) > 1 else dxs[0]
 
         asked = ("dy", "y", "needs", "forward", "vjp_", *[i.name for i in op.inputs])
@@ -139,6 +139,7 @@ class _Call:
 
     def safe(self, i: int, dy: Any, value: float) -> Any:
         """Return the gradient by an input, with a number where the derivative is not finite."""
+        dy = lift(dy)
         good = logical_and(isfinite(self.pull(self.held, self.one, i)), self.is_regular)
         xs = [where(good, x, self.half) for x in self.bends(i)]
         dx = where(good, self.pull(xs, dy, i), value * self.spread(dy))
