@@ -19,7 +19,7 @@ from regrad.ops.creation_like import full_like, ones_like, zeros_like
 from regrad.ops.elementwise import isfinite
 
 HARMLESS = {"acosh": 2.0}  # an input at which all derivatives of the op are finite; others: 0.5
-BENT = {"pow", "xlogy"}  # their second derivative may be infinite where the first is finite
+BENT = {"pow", "xlogy", "atan2"}  # the second may be infinite where the first is finite
 ALSO = {"div": "realdiv", "divide": "realdiv", "true_divide": "realdiv", "power": "pow"}
 POSITIONAL = inspect.Parameter.POSITIONAL_OR_KEYWORD
 
