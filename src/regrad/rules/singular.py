@@ -110,7 +110,7 @@ class _Call:
         self.is_regular: Tensor = self.regular()
 
     def aligned(self) -> list[Tensor]:
-        """Return the inputs in the shape of the output: an element of a gradient is no sum then."""
+        """Return the inputs in the shape of the output, so that no gradient is summed."""
         return [zeros_like(self.y) + x for x in self.inputs]
 
     def regular(self) -> Tensor:
