@@ -215,6 +215,7 @@ class _ByVjp(Rule):
     """The gradient of a function of arrays, by its library."""
 
     name = "builtin"
+    asks_needs = True
 
     def __init__(self, f: ArrayFunction, vjp: ArrayVjp) -> None:
         self.f, self.vjp = f, vjp
@@ -223,12 +224,20 @@ class _ByVjp(Rule):
         return wanted, False
 
     def pull(self, record: Record, dy: Any, wanted: Sequence[int]) -> Any:
-        return [(0, gradients(self.f, self.vjp, record.xs, dy))]
+        return [(0, gradients(self.f, self.vjp, record.xs, dy, record.inputs))]
 
 
-def gradients(f: ArrayFunction, vjp: ArrayVjp, xs: Sequence[Any], dys: Sequence[Any]) -> list[Any]:
-    """Return the gradients of `f(xs)` by a library, of arrays or Tensors; None for integers."""
-    floats = [is_inexact(numpy_dtype(x.dtype)) for x in xs]
+def gradients(
+    f: ArrayFunction, vjp: ArrayVjp, xs: Sequence[Any], dys: Sequence[Any],
+    moves: Sequence[int] | None = None,
+) -> list[Any]:  # fmt: skip
+    """Return the gradients of `f(xs)` by a library, of arrays or Tensors.
+
+    They are None for integers, and where `moves` is 0. (The derivative of a gradient that is not
+    used may be NaN.)
+    """
+    pairs = zip(xs, moves or [1] * len(xs), strict=True)
+    floats = [bool(moving) and is_inexact(numpy_dtype(x.dtype)) for x, moving in pairs]
 
     def back(given: Arrays) -> Arrays:
         dxs = vjp(f, given[: len(xs)], given[len(xs) :])

@@ -144,3 +144,12 @@ _OFTEN = ("fired", "report", "result", "summary", "count", "stats")
 REPORT: dict[str, str] = dict.fromkeys(_OFTEN, _REPORT)
 _CTX = "This is TensorFlow's op: see op.inputs, op.outputs and op.get_attr(name)."
 OP_VIEW = {"needs_input_grad": _CTX, "saved_tensors": _CTX, "saved_values": _CTX}
+
+# Op types, in lower case, whose gradient is infinite or NaN at some inputs: `rules.safe` is for
+# these. The last line has primitives of JAX with other names.
+SINGULAR = frozenset({
+    "sqrt", "rsqrt", "reciprocal", "log", "log1p", "log2", "log10", "realdiv", "pow", "asin",
+    "acos", "acosh", "atanh", "atan2", "erfinv", "lgamma", "digamma", "xlogy", "xdivy",
+    "integer_pow", "erf_inv", "cbrt",
+})  # fmt: skip
+NORMS = frozenset({"norm", "vector_norm"})  # functions of PyTorch

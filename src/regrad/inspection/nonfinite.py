@@ -9,6 +9,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
+from regrad.core.names import SINGULAR
 from regrad.inspection.recorder import Bad, Named, Recording, RunRecorder, Tool, located
 
 Phase = Literal["argument", "forward", "backward"]
@@ -198,7 +199,10 @@ class Search(Tool):
     ) -> NonFinite:  # fmt: skip
         what, index, count = bad
         place = op.op_type, op.line, op.path, index, count
-        cure = cure or self.recorder.cure(op)
+        known = self.recorder.type_of(op)
+        cure = cure or CURES.get(known, "")
+        if phase == "backward" and known.lower() in SINGULAR:
+            cure += f"{'; or ' if cure else ''}use rg.rules.safe() for {known!r}"
         return NonFinite(phase, what, *place, operands, op.rule, cure, output)
 
     def _operands(self, xs: Named, y: Any, bad: Bad) -> tuple[Operand, ...]:

@@ -21,7 +21,7 @@ What a recorder calls, in this order, for each op on the way:
 |---|---|---|
 | `trace_gradients` | `GradientTrace`, traces | `figures` |
 | `gradient_path` | `GradientPath`, paths | `figures`, and what `op.takes` and `op.makes` |
-| `find_nan` | `NonFinite`, nonfinite | `keeps`, `bad`, `cure` |
+| `find_nan` | `NonFinite`, nonfinite | `keeps`, `bad`, `type_of` |
 | `compare_gradients` | `GradientComparison`, comparisons | `op.true(dys)`, and another recording |
 | `check_gradients` | `GradientReport`, checks | a `Library`; of ops `xs` and `again(xs)` |
 | `saved_bytes` | `SavedBytes`, saved | `kept`: what the backward pass keeps |
@@ -183,8 +183,8 @@ class RunRecorder:
         """Return the key that tells an array from others that are alive."""
         return id(x)
 
-    def cure(self, op: Any) -> str:
-        """The usual remedy for an op that makes what is not finite, "" if none is known."""
+    def type_of(self, op: Any) -> str:
+        """Return regrad's op type for an op, as the table of remedies has it; "" if none."""
         raise NotImplementedError
 
     def kept(self, args: Sequence[Any], options: dict[str, Any]) -> Iterable[Kept]:

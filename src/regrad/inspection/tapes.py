@@ -35,7 +35,6 @@ from regrad.core.walk import (
     seed,
     walk,
 )
-from regrad.inspection.nonfinite import CURES
 from regrad.inspection.numbers import wide
 from regrad.inspection.recorder import (
     Kept,
@@ -261,8 +260,8 @@ class TapeRecorder(RunRecorder):
     def key(self, x: Any) -> int:
         return id(x._data)
 
-    def cure(self, op: Any) -> str:
-        return CURES.get(op.record.op.type, "")
+    def type_of(self, op: Any) -> str:
+        return op.record.op.type
 
     def kept(self, args: Sequence[Any], options: dict[str, Any]) -> Iterator[Kept]:
         """Each array that the records keep; one that several keep counts for the first."""

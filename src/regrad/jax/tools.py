@@ -280,10 +280,10 @@ class JaxRecorder(RunRecorder):
         pairs = zip(self.made.names, self.made.arrays, strict=True)
         return [(name, x) for name, x in pairs if is_float(jax.typeof(x))]
 
-    def cure(self, op: Any) -> str:
+    def type_of(self, op: Any) -> str:
         if op.op_type == "integer_pow":
-            return CURES["Reciprocal" if Params(op.eqn)["y"] == -1 else "Pow"]
-        return CURES.get(OP_TYPES.get(op.op_type, ""), "")
+            return "Reciprocal" if Params(op.eqn)["y"] == -1 else "Pow"
+        return OP_TYPES.get(op.op_type, "")
 
     def true(self, args: Sequence[Any], options: dict[str, Any]) -> Sequence[Leaf]:
         call = self.call(args, options)

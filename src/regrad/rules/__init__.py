@@ -46,9 +46,13 @@ from regrad.rules import attribution as attribution
 from regrad.rules import lrp as lrp
 from regrad.rules import quantize as quantize
 from regrad.rules import spike as spike
+from regrad.rules import vq as vq
+from regrad.rules.estimators import blackbox as blackbox
+from regrad.rules.estimators import clamped_straight_through as clamped_straight_through
 from regrad.rules.making import Rule, factory
 from regrad.rules.saliency import deconvnet_relu as deconvnet_relu
 from regrad.rules.saliency import guided_relu as guided_relu
+from regrad.rules.singular import safe as safe
 
 P = ParamSpec("P")
 

@@ -276,10 +276,10 @@ class TorchRecorder(RunRecorder):
             finite = not x.numel() or torch.isfinite(x).all()
         return None if finite else first_bad(as_array(x))
 
-    def cure(self, op: Any) -> str:
+    def type_of(self, op: Any) -> str:
         name = op.op_type.partition(" (")[2].rstrip(")") or op.op_type.rstrip("_")
         known = _CURE_OF.get(name) or (op_type_of(op.func) if callable(op.func) else "")
-        return CURES.get(known, "") or CURES.get(name.title().replace("_", ""), "")
+        return known if known in CURES else name.title().replace("_", "")
 
     def kept(self, args: Sequence[Any], options: dict[str, Any]) -> Iterable[Kept]:
         return kept(self.f, args, options)
