@@ -265,8 +265,13 @@ def _refuse_unasked(
 def call_apply(
     old: Callable[..., Any], self: Any, tx: Any, args: Sequence[Any], options: Mapping[str, Any]
 ) -> Any:
-    """Know whose forward pass is traced."""
+    """Know whose forward pass is traced; one with a rule is a node of the program."""
     function = dynamo.function_class(self)
+    scopes = SCOPES.get()
+    row = (scopes[-1]._mode.traced or {}).get(function) if scopes else None
+    if row is not None:
+        mode = next(filter(_is_scope, reversed(dynamo.modes(tx))))
+        return dynamo.call_under(tx, _run_ruled, mode, row.call, args, options)
     token, done = APPLIED.set(function), DONE.set(False)
     listed = LISTED.set(listing(function, SCOPES.get()))
     try:
@@ -275,6 +280,11 @@ def call_apply(
         APPLIED.reset(token)
         DONE.reset(done)
         LISTED.reset(listed)
+
+
+def _run_ruled(mode: Any, call: Callable[..., Any], *args: Any, **options: Any) -> Any:
+    """Run a Function under its rule (torch.compile traces this)."""
+    return call(*args, **options, **mode.learned)
 
 
 def trace_forward(old: Callable[..., Any], self: Any, tx: Any, *args: Any, **options: Any) -> Any:

@@ -42,7 +42,7 @@ from regrad.torch.host import (
 from regrad.torch.host.running import Silent, find_forward, function_of, ops_named, redirect
 from regrad.torch.nodes import LIBRARIES
 from regrad.torch.open_scopes import AROUND, NOTHING, SCOPES, inside
-from regrad.torch.run_time import holds_parameters
+from regrad.torch.run_time import holds_parameters, learned_here
 
 _LOCK = threading.Lock()
 # What is replaced in Functions that are keys, as (function, name): for how many scopes, and the old
@@ -147,12 +147,26 @@ def _make_apply(function: Any) -> classmethod[Any, ..., Any]:
     return classmethod(apply)
 
 
+def as_node(ruleset: Any, function: Any) -> Callable[..., Any]:
+    """Return a Function under its rule, as torch.compile puts it into programs."""
+
+    def overridden(*args: Any) -> Any:
+        if found := _find_rule(function, args, is_grad_enabled()):
+            return _apply_rule(function, *found, args)
+        with inside(decided=function):
+            return function.apply(*args)
+
+    types = {each.coverage.functions.get(function) for each in ruleset.chain()} - {None}
+    overridden.ruleset, overridden.op_types = ruleset, frozenset(types)  # pyright: ignore
+    return overridden
+
+
 def _apply_rule(function: Any, rule: Any, hit: Hit, args: Sequence[Any]) -> Any:
     """Return the result of a Function under a rule, in a Function that takes its parameters."""
     moves = [isinstance(x, torch.Tensor) and x.requires_grad for x in args]
     call, xs = _call_of(function, rule, hit, args, moves)
     versions = [*map(version_of, xs)]
-    y = call(*xs, *call.rule.learned)
+    y = call(*xs, *learned_here(call.rule, xs[0]))
     _refuse_changed(function, call, [xs[n] for n in call.kept if n < len(xs)], [
         x for x, version in zip(xs, versions, strict=True) if version_of(x) != version
     ])  # fmt: skip
@@ -177,7 +191,8 @@ def _rules_for(function: Any, moves: bool) -> Iterator[Any]:
 
     If no gradient is wanted of it (`moves`), only a rule counts that replaces the value.
     """
-    for scope in reversed(SCOPES.get()):
+    place = AROUND.get().place  # (a program is run again after its module was left)
+    for scope in reversed(SCOPES.get() if place is None else place.spot):
         ruleset: Any = scope._ruleset
         key = ruleset and ruleset.coverage.functions.get(function)
         if key and (moves or ruleset.rules[key].replaces):

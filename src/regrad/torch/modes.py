@@ -345,6 +345,9 @@ class DispatchTable(dict[Any, Row]):
             return
         asked = (f for f in covered.fused if not isinstance(f, Operator))
         rows = {f: self[f] for f in (*asked, *covered.spelled, *covered.bodies)}
+        for func, call in self.ruleset.calls_of_functions().items():
+            rows[func] = Row((), None, None)
+            rows[func].call = call
         for func, row in rows.items():
             for run in (row.call, *[run for _, run in row.parts]):
                 if run is not None:

@@ -49,7 +49,7 @@ from regrad.core.places import (
 from regrad.core.registry import find_op, meant_by, refuse_function
 from regrad.core.replacing import Replace, gradient_of
 from regrad.core.rule import identity_of
-from regrad.errors import ArgumentError, PassedOverError, UnknownOpError, near
+from regrad.errors import ArgumentError, UnknownOpError, near
 from regrad.torch import functions, optypes, thresholds
 from regrad.torch.apart import put, take_apart
 from regrad.torch.arguments import fill, refuse_layout, refuse_unknown
@@ -68,7 +68,7 @@ from regrad.torch.nodes import Watch, gradients, name_of, tensors
 from regrad.torch.open_scopes import AROUND, scope_of
 from regrad.torch.places import Modules
 from regrad.torch.replacing import refuse_indices, refuse_undelivered
-from regrad.torch.run_time import holds_parameters
+from regrad.torch.run_time import learned_here
 from regrad.torch.subclasses import as_given
 from regrad.torch.whole_calls import WholeRule, call_whole
 
@@ -203,6 +203,11 @@ class RuleSet(Nested):
         """Make the calls of a callable under its rule, if it has one here."""
         spelling = self.coverage.spelled.get(function)
         return spelling and CallCache(self, function, spelling, _override(self, function, spelling))
+
+    def calls_of_functions(self) -> dict[Any, Callable[..., Any]]:
+        """Make the calls of the autograd.Functions that keys here or around name, for programs."""
+        pairs = [(each, f) for each in self.chain() for f in each.plan.functions]
+        return {f: functions.as_node(each, f) for each, f in reversed(pairs)}
 
     def parts_of(self, function: Callable[..., Any]) -> Sequence[tuple[Any, Any]]:
         """Make the functions that replace a callable with several ops inside, each with when."""
@@ -565,24 +570,6 @@ def _override(
 
     overridden.ruleset, overridden.op_types = ruleset, frozenset({key})  # pyright: ignore
     return overridden
-
-
-def learned_here(rule: ForeignRule, like: torch.Tensor) -> list[Any]:
-    """Return the parameters that a rule learns; in a program of torch.compile, those of the node.
-
-    A rule that closes over parameters is refused there.
-    """
-    around = AROUND.get()
-    if around.place is None:
-        return [*rule.learned]
-    if holds_parameters(rule) or any(id(x) not in around.learned for x in rule.learned):
-        around.place.error = PassedOverError(
-            f"the rule {rule.name!r} uses parameters that the program of torch.compile does not "
-            "take as inputs, and would take for constants. Let the rule learn them, "
-            "rg.rules.learns(rule, scale=scale), or call the model without torch.compile."
-        )
-        return [like.new_zeros(x.shape, dtype=x.dtype) for x in rule.learned]
-    return [around.learned[id(x)] for x in rule.learned]
 
 
 def has_tensors(args: Sequence[Any], options: Mapping[str, Any]) -> bool:

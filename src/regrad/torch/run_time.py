@@ -17,9 +17,11 @@ import torch
 from regrad.core.containers import replaced
 from regrad.core.foreign import ForeignRule
 from regrad.core.replacing import Forward
+from regrad.errors import PassedOverError
 from regrad.torch.bridge import apply, is_differentiable, pulled
 from regrad.torch.host import enable_recording
 from regrad.torch.host.running import Silent
+from regrad.torch.open_scopes import AROUND
 from regrad.transforms.closures import PLAIN, Closure, reached, reads_state
 
 _NUMBERS = itertools.count()
@@ -146,3 +148,21 @@ def _functions(rule: ForeignRule | Forward) -> list[Any]:
 def may_change(rule: ForeignRule | Forward) -> bool:
     """Return whether a rule reads anything that may be another at its next call."""
     return reads_state(*_functions(rule))
+
+
+def learned_here(rule: ForeignRule, like: torch.Tensor) -> list[Any]:
+    """Return the parameters that a rule learns; in a program of torch.compile, those of the node.
+
+    A rule that closes over parameters is refused there.
+    """
+    around = AROUND.get()
+    if around.place is None:
+        return [*rule.learned]
+    if holds_parameters(rule) or any(id(x) not in around.learned for x in rule.learned):
+        around.place.error = PassedOverError(
+            f"the rule {rule.name!r} uses parameters that the program of torch.compile does not "
+            "take as inputs, and would take for constants. Let the rule learn them, "
+            "rg.rules.learns(rule, scale=scale), or call the model without torch.compile."
+        )
+        return [like.new_zeros(x.shape, dtype=x.dtype) for x in rule.learned]
+    return [around.learned[id(x)] for x in rule.learned]

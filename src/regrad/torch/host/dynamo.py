@@ -166,6 +166,13 @@ def trace_call(function: Any, tx: Any, args: Sequence[Any], options: Any) -> Any
     return function.call_function(tx, args, options)
 
 
+def call_under(tx: Any, run: Any, mode: Any, function: Any, args: Sequence[Any], kw: Any) -> Any:
+    """Trace `run(mode, function, *args)`, where the function is one node of the program."""
+    traced = _part("variables.functions.UserFunctionVariable")(run)
+    node = _part("variables.torch.TorchInGraphFunctionVariable")(function)
+    return trace_call(traced, tx, [mode, node, *args], kw)
+
+
 def through_dynamo(error: RegradError) -> Exception:
     """Return an error in a form that torch.compile hands on as it is."""
     kind = _kind_through_dynamo(type(error))
