@@ -111,7 +111,7 @@ def tensorflow_rows() -> dict[str, list[str]]:
     A label is the first cell without its backticks: `tf: shapes`, `tf.nn`.
     """
     text = V1.read_text(encoding="utf-8")
-    covered = text[text.index("## What is covered") : text.index("## What is not")]
+    covered = text[text.index("## Supported names") : text.index("## Unsupported names")]
     rows = {}
     for label, names in re.findall(r"^\| (`tf[.\w]*`[^|]*) \| (.*) \|$", covered, re.M):
         space = label.split("`")[1].replace("tf", "regrad.v1", 1)
