@@ -1,4 +1,4 @@
-"""Branches inside what JAX traces: flat functions under `lax.cond`, with one record outside."""
+"""Branches inside a JAX trace: flat functions under `lax.cond`, with one record outside."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def conditional(pred: Tensor, flats: Sequence[Flat], xs: Sequence[Tensor]) -> Sequence[Tensor]:
-    """The first function's results where `pred` holds, else the second's."""
+    """Return the first function's results if `pred` is true, else the second's."""
     assigned: list[Variable] = []
     bodies = [_Branch(Captured(f, "cond")) for f in flats]
 
@@ -53,7 +53,7 @@ def conditional(pred: Tensor, flats: Sequence[Flat], xs: Sequence[Tensor]) -> Se
 
 
 class _Branch:
-    """A branch as a function of the predicate, too, which it does not look at."""
+    """A branch that also takes the predicate as an argument, and ignores it."""
 
     def __init__(self, flat: Flat) -> None:
         self.flat = flat
