@@ -154,10 +154,10 @@ def loop(x):
 JAX_RULES = lrp.epsilon_plus(library="jax")
 WRONG = [
     ("there are 3 classes, got the target 3", {"target": 3}),
-    ("expected an int, an array of ints or a function", {"target": "cat"}),
+    ("to be an int, an array of ints or a function", {"target": "cat"}),
     (r"an array of \(examples, classes\), got", {"model": lambda x: x.sum()}),
     ("it comes to arrays of floats", {"inputs": jnp.ones((2, 6), int)}),
-    ("a reference is for inputs of floats", {"reference": (1.0, 2.0)}),
+    ("a reference is for float inputs", {"reference": (1.0, 2.0)}),
     ("compared in one batch, and jax.vmap shows rules one example",
      {"model": nets.eqx_mlp(fill(Mlp())), "reference": array(numbers(1, 6)),
       "rules": lrp.deep_lift(library="jax")}),
@@ -166,9 +166,9 @@ WRONG = [
     ("layers are paths in a model of Flax or Equinox, got function",
      {"model": lambda x: x, "layers": ["a"]}),
     ("takes a dict of op types", {"rules": 3, "layers": ["a"]}),
-    ('has keys of PyTorch. Composites for JAX are made with library="jax"',
+    ('has keys of PyTorch. Make composites for JAX with library="jax"',
      {"rules": lrp.epsilon_plus()}),
-    ('check expected None or "ops", got True', {"check": True}),
+    ('expected check to be None or "ops", got True', {"check": True}),
     ('check="ops" is for runs without a reference',
      {"check": "ops", "reference": jnp.ones((1, 6))}),
 ]  # fmt: skip

@@ -228,7 +228,7 @@ MISUSES[run, e.ArgumentError] = [
     ("normal: a NumPy Generator|under jit|jax.random.key(0)",
      lambda: rg.jit(lambda a: a + rg.random.normal(np.random.default_rng(0), (2,)))(x)),
     ("jit: too many|It returns a function: jit(f)(x).", lambda: rg.jit(squares, x)),
-    ("vmap: in_axes are ints, got Tensor(float32, (2,))|vmap(f)(x)", lambda: rg.vmap(rg.sin, x)),
+    ("vmap: in_axes must be integers, got Tensor(float32, (2,))|vmap(f)(x)", lambda: rg.vmap(rg.sin, x)),
     ("checkpoint: too many|a function: checkpoint(f)(x).", lambda: rg.checkpoint(squares, x)),
     ("scan: f must return a pair (carry, y)|it returned Tensor",
      lambda: rg.scan(lambda c, v: c + v, rg.scalar(0.0), x)),

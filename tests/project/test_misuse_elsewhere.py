@@ -249,7 +249,7 @@ MISUSES[run, e.ArgumentError] = [
     ("no module of the model is 'block1'|It has '0', '1', '2'",
      lambda: relevance(0, rg.rules.lrp.epsilon_plus(), ["block1"])),
     ("deep_lift() does|reference=zeros_like(", lambda: relevance(0, rg.rules.lrp.deep_lift())),
-    ("of its shape or of one example|(1, 5)|(2, 3)",
+    ("of the same shape or of one example|(1, 5)|(2, 3)",
      lambda: relevance(0, rg.rules.lrp.deep_lift(), reference=torch.zeros(1, 5))),
     ("torch.compile", lambda: rg.jit(NET)(X)),
     ("at('layers.0')|paths are those in model=model", lambda: in_a_model("layers.0")),

@@ -11,7 +11,7 @@ class Format(NamedTuple):
     """A floating-point format, with subnormal numbers and without infinities.
 
     Args:
-        bits: Of a number, with its sign.
+        bits: The bits of a number, including its sign.
         mantissa: The bits of the mantissa.
         least: The exponent of the smallest normal number.
         most: The exponent of the largest one.
@@ -26,7 +26,7 @@ class Format(NamedTuple):
 
     @property
     def powers(self) -> list[float]:
-        """The powers of two from the smallest normal number on."""
+        """Return the powers of two from the smallest normal number on."""
         return [2.0**e for e in range(self.least, self.most + 1)]
 
 
