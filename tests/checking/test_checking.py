@@ -227,7 +227,7 @@ def same(x):
 
 @pytest.mark.parametrize(("f", "args", "options", "words"), [
     (same, [rg.asarray([1, 2])], {}, "no argument is a float"),
-    (same, [X], {"order": 0}, "order is 1 or more"),
+    (same, [X], {"order": 0}, "order must be 1 or more"),
     (same, [X], {"order": 2, "method": "complex"}, "checks order 1 only"),
     (same, [X + 1j], {"method": "complex"}, "needs real arguments"),
     (lambda x: 3, [X], {}, "must return Tensors"),

@@ -12,7 +12,7 @@ Rules of linear maps take the output as an argument. If a model changes that out
 Rules can be differentiated by the incoming gradient. The derivative of a relevance by the input is
 also computed from the rules.
 
-A composite is a map of these rules, for `regrad.torch.gradient_override_map` or `relevance`. It is a
+A composite is a map of rules, for `regrad.torch.gradient_override_map` or `relevance`. It is a
 dict: `{**lrp.epsilon_plus(), rg.at("head", F.linear): lrp.gamma()}`. Keys that match nothing in a
 model cause no error. With `library="jax"` a composite is for `relevance` of a JAX function. There,
 a composite recognizes a norm or an activation that is composed of smaller ops by the name of its
