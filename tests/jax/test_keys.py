@@ -55,7 +55,7 @@ def test_untouched_lists_a_function_with_a_derivative_of_its_own(f, only, listed
 def test_untouched_refuses_a_function_of_which_the_parts_are_listed(only):
     f = override(lambda x: jnp.tanh(jax.nn.gelu(x)), {"Tanh": seven})
     f(X)
-    with pytest.raises(ArgumentError, match="is a function in JAX, without a derivative of its"):
+    with pytest.raises(ArgumentError, match="is a function in JAX without a custom derivative"):
         f.untouched(only=only)
 
 
@@ -293,8 +293,8 @@ KEYS = [  # f, rules, error, words
     (model, {"Add": seven, "AddV2": seven}, ArgumentError, r"two keys .*stand for"),
     (model, {"Relu": seven, jax.nn.relu: seven}, ArgumentError, "stand for"),
     (model, {"Maximum": seven, "max": seven}, ArgumentError, "stand for"),
-    (clipid, {clipid: seven, "clipid": seven}, ArgumentError, "stand for the same thing"),
-    (clipid, {"clipid": seven, clipid: seven}, ArgumentError, "stand for the same thing"),
+    (clipid, {clipid: seven, "clipid": seven}, ArgumentError, "have the same meaning"),
+    (clipid, {"clipid": seven, clipid: seven}, ArgumentError, "have the same meaning"),
     (clipid, {"clipidd": seven}, UnknownOpError, "no function of that name .*mean 'clipid'"),
     (clipid, {"tahn": seven}, UnknownOpError, "'tanh'"),
     (clipid, {"softmax": seven}, UnknownOpError, "Did you mean 'Softmax'"),
@@ -302,7 +302,7 @@ KEYS = [  # f, rules, error, words
     (model, {"Tanh": lambda dy, z: dy}, rg.errors.RuleError, "'z'"),
     (model, "Relu", ArgumentError, "takes a dict"),
     (3, {"Relu": seven}, ArgumentError, r"callable|function"),
-    (jax.jit(Odd()), {"Relu": seven}, GradientError, "does not say where it was written"),
+    (jax.jit(Odd()), {"Relu": seven}, GradientError, "without its source location"),
     (of_pallas, {"Tanh": seven}, GradientError, "pallas_call"),
     (imported, {"Tanh": seven}, GradientError, "exported"),
 ]

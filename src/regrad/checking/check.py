@@ -185,7 +185,7 @@ class OrderCheck:
         return columns
 
     def elements(self, i: int) -> Iterator[Column]:
-        """Return the elements of an input one by one, or a selection if there are many."""
+        """Yield the elements of an input one by one, or a selection if there are many."""
         size = self.flat[i].size
         some = size > ELEMENTS
         chosen = self.rng.choice(size, ELEMENTS, replace=False) if some else range(size)

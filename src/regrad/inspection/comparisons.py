@@ -344,7 +344,7 @@ class InPlace(Tool):
             self.seen[op] = {name: held(dx) for name, dx in dxs}, [held(dy) for dy in dys]
 
     def rows(self) -> Iterator[Compared]:
-        """Return a row for each input of each op; both rules get the same incoming gradient."""
+        """Yield a row for each input of each op; both rules get the same incoming gradient."""
         array = self.recorder.array
         for op, (dxs, dys) in self.seen.items():
             about = {"op_type": op.op_type, "rule": op.rule, "line": op.line, "path": op.path}

@@ -340,7 +340,7 @@ class Sketch:
 
 
 def _numbered(name: str) -> Iterator[str]:
-    """Return the names `Mul`, `Mul_1`, …."""
+    """Yield the names `Mul`, `Mul_1`, …."""
     yield name
     yield from (f"{name}_{i}" for i in count(1))
 

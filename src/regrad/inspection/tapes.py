@@ -265,7 +265,7 @@ class TapeRecorder(RunRecorder):
         return CURES.get(op.record.op.type, "")
 
     def kept(self, args: Sequence[Any], options: dict[str, Any]) -> Iterator[Kept]:
-        """Return each array that the records keep; a shared array counts for the first record."""
+        """Yield each array that the records keep; a shared array counts for the first record."""
         self.record(args, options, SeenTape())
         seen: set[int] = set()
         for op in self.ops:

@@ -242,7 +242,7 @@ def _cut(step: Step, inputs: Sequence[tuple[str, Numbers | None]]) -> Symptom:
 
 
 def _gradual(steps: Sequence[Step], known: set[SymptomKind]) -> list[Symptom]:
-    """Yield ops of one line, or of one type, that together change the norm a thousandfold."""
+    """Return ops of one line, or of one type, that together change the norm a thousandfold."""
     found: list[Symptom] = []
     for key in (lambda step: (step.op_type, step.line), lambda step: (step.op_type,)):
         groups: dict[Any, list[Step]] = {}

@@ -161,7 +161,7 @@ def while_loop(
     *,
     max_steps: int | None = None,
 ) -> Any:
-    """Apply `body_fn` to the carry as long as `cond_fn(carry)` is true; return the last carry.
+    """Return the carry after `body_fn` ran repeatedly, as long as `cond_fn(carry)` is true.
 
     Args:
         cond_fn: A function of the carry that returns a bool, or a Tensor of rank 0.
@@ -256,7 +256,7 @@ def fori_loop(
 
 @helpful("map")
 def map(f: Callable[[Any], Any], xs: Any) -> Any:
-    """Apply `f` to each entry along the first axis of `xs`, one after another; stack the results.
+    """Return `f` of each entry along the first axis of `xs`, one after another, stacked.
 
     `vmap` computes the same for all entries at once: it is faster, and needs memory for all
     entries.

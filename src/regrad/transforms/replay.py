@@ -280,8 +280,8 @@ class Captured:
     def _discover(self, xs: Sequence[Tensor], state: State) -> None:
         """Run the Python in a separate trace, which records how strangers come from the inputs.
 
-        Functions that have no rule and are no steps split JAX keys and draw numbers from them. From
-        the trace, regrad keeps only their results, and replays the steps at once.
+        Functions without a rule, which are not steps, split JAX keys and draw numbers from them.
+        From the trace, regrad keeps only their results, and replays the steps at once.
         """
         import jax
 

@@ -290,7 +290,7 @@ def _inside_with(env: Env, run: Callable[..., Any], *args: Any) -> Any:
 
 
 def replays() -> Iterator[Env]:
-    """Return the running replays, innermost first, up to the enclosing tapes."""
+    """Yield the running replays, innermost first, up to the enclosing tapes."""
     state = current()
     region: Any = None if state is None else state.region
     while isinstance(region, ReplayRegion | OpenRegion):

@@ -62,7 +62,7 @@ class Trace:
         return ys
 
     def hits(self) -> Iterator[tuple[Any, Hit]]:
-        """Return the hits of the trace, by op type."""
+        """Yield the hits of the trace, by op type."""
         for key, binding in (self.bindings or {}).items():
             yield from ((key, hit) for hit in binding.hits)
 

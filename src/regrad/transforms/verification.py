@@ -68,7 +68,7 @@ def check_memory(name: str, held: np.ndarray, now: np.ndarray) -> None:
 
 
 def _around(a: Trace, b: Trace) -> Iterator[Difference]:
-    """Return differences outside of Tensors: plain results, and the assigned Variables."""
+    """Yield differences outside of Tensors: plain results, and the assigned Variables."""
     if not a.note.is_like(b.note) or _exact(a.note.leaves) != _exact(b.note.leaves):
         yield Difference(f"the results {a.note}", str(b.note))
     if list(map(id, a.assigned)) != list(map(id, b.assigned)):
@@ -164,7 +164,7 @@ def _option(value: object) -> Any:
 
 
 def _inner(equation: JaxprEqn) -> Iterator[tuple[Any, Sequence[Any]]]:
-    """Return the jaxprs in an equation, with their constants."""
+    """Yield the jaxprs in an equation, with their constants."""
     for value in equation.params.values():
         for part in value if isinstance(value, list | tuple) else [value]:
             if hasattr(part, "jaxpr"):
