@@ -1,6 +1,6 @@
 """A check against finite differences, through an interface to a library and its derivatives.
 
-class Plain(Library):                       # NumPy, with pulls that somebody wrote
+class Plain(Library):                       # NumPy, with handwritten pulls
     def array(self, x): return x
     def like(self, arrays, xs): return list(arrays)
     def zeros(self, x): return np.zeros_like(x)

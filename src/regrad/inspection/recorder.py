@@ -15,18 +15,18 @@ function return:
 A recorder calls these methods, in this order, for each op on the path:
 
     ran(op, xs, ys)         forward, only for tools that set `keeps`: xs are pairs (name, array)
-    arrived(op, dys)        backward: the gradients of the outputs, None for none
+    arrived(op, dys)        backward: the gradients of the outputs, or None
     left(op, dxs, dys)      backward: dxs are pairs (name of an input, its gradient)
 
-| tool | its record, its file here | asks the recorder for |
+| tool | its record, its file here | calls of the recorder |
 |---|---|---|
 | `trace_gradients` | `GradientTrace`, traces | `figures` |
 | `gradient_path` | `GradientPath`, paths | `figures`, and what `op.takes` and `op.makes` |
 | `find_nan` | `NonFinite`, nonfinite | `keeps`, `bad`, `cure` |
 | `compare_gradients` | `GradientComparison`, comparisons | `op.true(dys)`, and another recording |
 | `check_gradients` | `GradientReport`, checks | a `Library`; of ops `xs` and `again(xs)` |
-| `saved_bytes` | `SavedBytes`, saved | `kept`: what the backward pass keeps |
-| `draw` | `Drawing`, drawings | a `Sketch` with what each op takes and makes, by keys |
+| `saved_bytes` | `SavedBytes`, saved | `kept`: the arrays that the backward pass keeps |
+| `draw` | `Drawing`, drawings | a `Sketch` with the inputs and outputs of each op, by keys |
 
 Each tool exists for regrad (`tools`, with the recorder in `tapes`), for PyTorch
 (`torch/seeing/tools`, over the `Looker` in `watching`) and for JAX (`jax/tools`, over `running`). A

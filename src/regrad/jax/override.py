@@ -11,9 +11,9 @@ A call of `override(f, rules)` goes through four stages:
 
 Invariants:
 
-Errors come first: before any hit is recorded, and before anything runs. A call that raises leaves
+* Errors come first: before any hit is recorded, and before anything runs. A call that raises leaves
   the reports unchanged.
-Changes that f makes to Flax objects by reference (`nnx`) are made to copies in the trace, and
+* Changes that f makes to Flax objects by reference (`nnx`) are made to copies in the trace, and
   applied to the objects outside once the program has run: a call that fails has changed nothing.
 """
 

@@ -21,12 +21,12 @@ for which regrad cannot tell how JAX differentiates them.
 
 Invariants:
 
-An active rule fires or raises. If an op of a key occurs where its rule could not run (in the
+* An active rule fires or raises. If an op of a key occurs where its rule could not run (in the
   derivative of another function, in a body of an unknown kind, batched beyond recognition), regrad
   raises an error that names its line, unless the user has passed `open` or `keep`.
-The values are unchanged, except for ops of a key that replaces values (`replacing`): these are
+* The values are unchanged, except for ops of a key that replaces values (`replacing`): these are
   replaced in all code, and regrad raises an error if one of them would keep its value.
-Programs without ops of any key stay the same objects. JAX finds its compiled code by the identity
+* Programs without ops of any key stay the same objects. JAX finds its compiled code by the identity
   of programs, so a model is not compiled again for a rule in another part of it.
 """
 
@@ -86,10 +86,10 @@ class Context(NamedTuple):
 
         turned and derived    nothing: the equation stays
         derived               an error; with JAX's own derivative as the rule, the equation stays
-        closed                a hit, and the equation stays; whoever looks in here decides the rest
+        closed                a hit, and the equation stays; the caller decides the rest
         JAX's own derivative  a hit, and behind the equation a note that counts its gradients
         batched               an error
-        none of them          a hit, and a `regrad_op` in the equation's place
+        otherwise             a hit, and a `regrad_op` replaces the equation
     """
 
     where: EquationContext | None = None  # scopes and functions around, if a key names a place

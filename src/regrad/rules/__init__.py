@@ -273,7 +273,7 @@ def gaussian(sigma: float = 0.5) -> Rule:
     return gaussian
 
 
-# -- the gradient that an op has of its own, changed ---------------------------------------------
+# -- changes of an op's own gradient ---------------------------------------------------------------
 
 
 def _named(maker: Callable[P, Rule]) -> Callable[P, Rule]:

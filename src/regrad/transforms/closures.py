@@ -34,11 +34,11 @@ libraries (`jax.custom_vjp`, `numpy.vectorize`), the walk follows the callables 
 
 Invariants:
 
-If a value can change while its place holds the same object, the walk opens it (containers,
+* If a value can change while its place holds the same object, the walk opens it (containers,
   objects), raises (Generators), or makes it an input (arrays).
-The walk does not read the code of libraries and of regrad: it expects changes only in values that
+* The walk does not read the code of libraries and of regrad: it expects changes only in values that
   the user's code reaches. Modules, builtins and JAX's objects enter the key by identity.
-In doubt, regrad traces a new program, which is slow, and never reuses an old one, which could be
+* In doubt, regrad traces a new program, which is slow, and never reuses an old one, which could be
   wrong. A table in `docs/compiled.md` lists the changes that the walk cannot see (computed names,
   large containers, files); `rg.jit(f, verify=True)` finds them.
 """
@@ -126,8 +126,8 @@ class Closure:
     `names` has a name for each entry of the key, for messages. By kind of value:
 
         kind                    in `key`                        the walk goes on to
-        a plain value           the value                       the rule that a string names
-        a value met before      the number of its first entry
+        a plain value           the value                       the rule with this name
+        a repeated value        the number of its first entry
         a Tensor, an array      shape and dtype                 the mask of a masked array
         a small array of bools  its type and length             its entries
         an array of objects     its type and length             its entries
@@ -136,7 +136,7 @@ class Closure:
         a property                                              object, arguments
         an `attrgetter`         its type and arguments          attributes of these names
         a container             its type and length             its entries, unless there are many
-        a ContextVar            (none of its own)               the value in this context
+        a ContextVar            (no entry)                      the value in this context
         an object of regrad     its identity                    the attributes in `closes_over`
         a library's callable    its identity                    the callables among its attributes
         any other object        its identity                    the attributes that the code names

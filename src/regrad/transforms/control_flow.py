@@ -12,11 +12,11 @@ containers (`_Step`). The modules below handle flat functions only.
 
 Invariants:
 
-Both modes raise the same errors, in the first step. regrad rejects a carry that changes its
+* Both modes raise the same errors, in the first step. regrad rejects a carry that changes its
   structure, shape or dtype in eager mode as well, where it could run, because it would not compile.
-Bookkeeping of the loop itself (a counter, taking an entry of `xs`) runs under `masked()`, which
+* Bookkeeping of the loop itself (a counter, taking an entry of `xs`) runs under `masked()`, which
   hides it from the user's overrides: a rule for "Add" applies to the user's additions alone.
-A Python number in a carry is a Tensor from the first step on (`numbers="Tensors"`).
+* A Python number in a carry is a Tensor from the first step on (`numbers="Tensors"`).
 """
 
 from __future__ import annotations

@@ -21,15 +21,15 @@ them. As a short version of `docs/how_jit_works.py`, take
 
 Invariants:
 
-A program has no side effects. Variables are read before the call and assigned after it, under
+* A program has no side effects. Variables are read before the call and assigned after it, under
   `UPDATES`, so that threads never see half of an update.
-Every value on which the body's Python depends is an input, or a part of the key under which `jit`
+* Every value on which the body's Python depends is an input, or a part of the key under which `jit`
   finds the program; otherwise the trace raises.
-An array is donated (XLA may overwrite it) only if no other object can hold it. Between the donation
-  and the assignment no signal handler runs (`Deferred`), because an exception there would lose the
-  Variable. Deferring signals takes longer than allocating a little memory: Variables with less than
-  `WORTH` bytes in total are not overwritten.
-Hits of overrides are counted in the trace, and reported to the scopes that are open at each call.
+* An array is donated (XLA may overwrite it) only if no other object can hold it. Between the
+  donation and the assignment no signal handler runs (`Deferred`), because an exception there would
+  lose the Variable. Deferring signals takes longer than allocating a little memory: Variables with
+  less than `WORTH` bytes in total are not overwritten.
+* Hits of overrides are counted in the trace, and reported to the scopes that are open at each call.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class Program:
 
         inputs     0 … n - 1: the arguments    from n on: the sources, in their order
         results    0 … trace.count - 1: the body's    then: the new values of `trace.assigned`,
-                   and, for a walk back, what the rules keep and neither row has yet
+                   then: values that the rules keep, unless a row has them already
 
     JAX has a trace for each combination of shapes and dtypes; `Variant.split` returns the trace to
     which some results belong.

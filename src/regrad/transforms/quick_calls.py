@@ -11,7 +11,7 @@ updates two Variables `c3` and `c4`, and returns a list. Its code is
             c3t = c3._tensor
             c4t = c4._tensor
             if not (type(d := c3t._data) is Array and …): return program.call_plainly(…)
-            x2 = written[2]                    # what the array held, and that as JAX's
+            x2 = written[2]                    # the array's old content, and its JAX array
             x2 = x2[1] if c2.tobytes() == x2[0] else convert_array(2, c2)
             results = compiled(v1, c1, x2, c3t._data, c4t._data)
             if type(results) is tuple: return program.take(variant, results)    # not as usual

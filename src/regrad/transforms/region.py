@@ -16,14 +16,14 @@ Then `record_region` puts one record on the tapes, `(init, xs, w, b)` to `(carry
 
 Invariants:
 
-Tapes outside record nothing of the inside. They are suspended. The region's own `RegionTape`s watch
-  the same values and find out which inputs lead to which outputs (`Passage`).
-Ids only grow. A Tensor is from outside exactly if its id is smaller than the region's `mark`.
-The stand-in for an outside object has an id just above `mark` (`_early_id`). The region finds it by
-  the `id()` of the outside object, which the region keeps alive.
-Regions nest. An inner region captures through the outer region, which captures the same value
+* Tapes outside record nothing of the inside. They are suspended. The region's own `RegionTape`s
+  watch the same values and find out which inputs lead to which outputs (`Passage`).
+* Ids only grow. A Tensor is from outside exactly if its id is smaller than the region's `mark`.
+* The stand-in for an outside object has an id just above `mark` (`_early_id`). The region finds it
+  by the `id()` of the outside object, which the region keeps alive.
+* Regions nest. An inner region captures through the outer region, which captures the same value
   first.
-The gradient of a region is the gradient of its body under the overrides that were active when it
+* The gradient of a region is the gradient of its body under the overrides that were active when it
   ran: a traced body is replayed (see `replay`), and the Python of an eager `checkpoint` runs again.
 """
 
@@ -62,14 +62,14 @@ if TYPE_CHECKING:
 Flat = Callable[[Sequence[Tensor]], Sequence[Tensor]]  # a body without containers
 CapturedValue = Tensor | Variable  # a value that a body captures
 
-# The ids of stand-ins are mark + STEP, mark + 2 * STEP, …: between two whole numbers, so that none
-# is ever another Tensor's, and exact, since a float has 52 bits and the ids in use need far fewer.
+# The ids of stand-ins are mark + STEP, mark + 2 * STEP, …. They lie between two whole numbers, so
+# they differ from the ids of all Tensors. They are exact, because ids use far fewer than 52 bits.
 #
 #     0 … mark - 1         mark         mark + STEP, …         mark + 1, …
 #     made before it:      the region   its stand-ins:         made later: inside, or
 #     from outside                      inside                 the mark of a region in it
 #
-# To a region in it the stand-ins are from outside: their ids are smaller than its mark.
+# For an inner region, the stand-ins are from outside: their ids are smaller than its mark.
 STEP = 2.0**-20
 
 

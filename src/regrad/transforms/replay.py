@@ -11,9 +11,9 @@ run the body again, regrad replays the steps on other inputs.
 
 Invariants:
 
-An array that another library computed in the trace is neither a constant nor the result of a step:
-  it is a *stranger*. A body that has strangers without a recorded origin is not `complete`.
-The Python runs again for a body that is not complete, and for an eager `checkpoint`, which must
+* An array that another library computed in the trace is neither a constant nor the result of a
+  step: it is a *stranger*. A body that has strangers without a recorded origin is not `complete`.
+* The Python runs again for a body that is not complete, and for an eager `checkpoint`, which must
   free its intermediate values. It must do the same as in the first run (see `trail`).
 """
 

@@ -8,21 +8,21 @@ direction. For a step `(c, x) -> (c * w + x, c)`, with `w` of the closure, the b
 The backward loop carries the gradients by the carry, stacks the gradients by entries of `xs`, and
 adds up the gradients by values that all steps share (`w`). There are two backward loops:
 
-`_back`: used unless a tape needs the gradient of the gradient. The forward step is traced once
+* `_back`: used unless a tape needs the gradient of the gradient. The forward step is traced once
   together with its backward pass. The forward loop stacks the values that the rules keep of each
   step (here `c`), and the backward loop runs the equations of the walk.
-`_back_as_loop`: for higher orders. It recomputes the carries, and the gradient of the step becomes
-  the step of another loop of this module, which can be differentiated again.
+* `_back_as_loop`: for higher orders. It recomputes the carries, and the gradient of the step
+  becomes the step of another loop of this module, which can be differentiated again.
 
 Invariants:
 
-The user's Python runs once, for any number of traces, orders and steps (`Captured`).
-The watched carries are a fixed point: a carry that is watched after a step is watched before the
+* The user's Python runs once, for any number of traces, orders and steps (`Captured`).
+* The watched carries are a fixed point: a carry that is watched after a step is watched before the
   next. The step is traced until nothing changes (`_settled`): at most as often as there are
   carries, and mostly once or twice.
-A residual that is the same in every step is kept once. A residual that is an entry of `xs` or a
+* A residual that is the same in every step is kept once. A residual that is an entry of `xs` or a
   result is not kept again.
-The record of a loop keeps the inputs of the backward loop, and not the run that found them.
+* The record of a loop keeps the inputs of the backward loop, and not the run that found them.
 """
 
 from __future__ import annotations
@@ -114,9 +114,9 @@ def scanned(
 class BackwardStep:
     """The backward step of a loop, for some of its results; places count as in a `Scan`.
 
-    `kept`: for each constant of `jaxpr`, the pool in which it is found, and its place there: "x"
+    * `kept`: for each constant of `jaxpr`, the pool in which it is found, and its place there: "x"
       (entries of xs), "y" (of ys), or "step" (residuals). For "constant", the place is the array.
-    `hits`: the hits of rules that ran while the step was traced.
+    * `hits`: the hits of rules that ran while the step was traced.
     """
 
     jaxpr: Any = None
@@ -140,13 +140,13 @@ class Scan:
         inputs     0 … m - 1: the carry     up to k: entries of xs     from k on: captured
         results    0 … m - 1: the carry     up to n: ys                from n on: residuals
 
-    `carried`: the carries that the main tape watches. Their gradients are the backward carry.
-    `wanted` (inputs): `carried`, and the other inputs that this tape watches. The backward step
+    * `carried`: the carries that the main tape watches. Their gradients are the backward carry.
+    * `wanted` (inputs): `carried`, and the other inputs that this tape watches. The backward step
       returns their gradients, in this order.
-    `active` (results): `carried`, and the ys that depend on a watched value. The backward step
+    * `active` (results): `carried`, and the ys that depend on a watched value. The backward step
       receives their gradients, in this order.
-    `flow`: which of `wanted` reach which results, in any number of steps.
-    `back`: the backward step for all of these (see `BackwardStep`).
+    * `flow`: which of `wanted` reach which results, in any number of steps.
+    * `back`: the backward step for all of these (see `BackwardStep`).
 
     A backward pass needs some of `wanted`, and has gradients of some of `active`: its `passage`. A
     carry takes part if any step uses it for them (`_part_of`); the backward step for a part of the

@@ -15,11 +15,11 @@ region that has `env` (see `ReplayRegion`).
 
 Invariants:
 
-A step names its inputs by ids that are in `env` when it runs, or holds constants.
-Each op keeps the rule that was active in the first run, even if other overrides are active now.
-A replay runs ops like calls of functions (`dispatch.rerun`). So the open tapes record it, and the
+* A step names its inputs by ids that are in `env` when it runs, or holds constants.
+* Each op keeps the rule that was active in the first run, even if other overrides are active now.
+* A replay runs ops like calls of functions (`dispatch.rerun`). So the open tapes record it, and the
   capture of the enclosing body captures it and can replay it in turn.
-No step holds a Tensor of the first run, except for constants, because a program may live long.
+* No step holds a Tensor of the first run, except for constants, because a program may live long.
 """
 
 from __future__ import annotations

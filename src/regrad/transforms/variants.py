@@ -53,7 +53,7 @@ class Variant:
     and a Tensor (4). Then
 
         kept       0, 2, 4    the arrays that come first, in this order
-        places     3, 1       those that follow: `donated` (3), then `lent` (1)
+        places     3, 1       the donated arrays: `donated` (3), then `lent` (1)
 
     `wanted` are the inputs that tapes watch. If there are any, the variant donates nothing: `kept`
     has all places.

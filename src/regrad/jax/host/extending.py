@@ -40,7 +40,7 @@ def define(
 ) -> None:
     """Define the rules of a primitive: execution, types, effects, and transformations."""
     p.multiple_results = True
-    # (for JAX 0.11 and later: it needs no lowering of its own, whatever it holds)
+    # (for JAX 0.11 and later: it needs no separate lowering, for any content)
     p.is_high = _never
     p.def_impl(run)
     p.def_effectful_abstract_eval(types)

@@ -13,7 +13,7 @@ from regrad.jax.host import FUNCTION_KEYS, GRADIENTS, reads
 
 
 class JitInfo(NamedTuple):
-    """The way `jax.jit` compiles a function: with static arguments or not, leaving a call or not."""
+    """The options with which `jax.jit` compiles a function: static arguments, and whether a call remains."""
 
     has_static: bool
     inlined: bool
