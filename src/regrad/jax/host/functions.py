@@ -13,7 +13,7 @@ from regrad.jax.host import FUNCTION_KEYS, GRADIENTS, reads
 
 
 class JitInfo(NamedTuple):
-    """The options with which `jax.jit` compiles a function: static arguments, and whether a call remains."""
+    """The jit options of a function: with static arguments, and with a call or not."""
 
     has_static: bool
     inlined: bool
