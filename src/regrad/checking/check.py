@@ -483,7 +483,7 @@ class OrderCheck:
 
 
 def is_wrong(judged: Verdict) -> bool:
-    """Return whether this is an error, and not a doubt."""
+    """Return whether a verdict is an error, and not inconclusive."""
     return judged.verdict == "wrong"
 
 

@@ -14,7 +14,7 @@ EMPTY = "there are no elements"
 
 @dataclass(frozen=True)
 class Finding:
-    """A gradient that differs from differences, or that differences cannot judge.
+    """A gradient that differs from finite differences, or for which they are inconclusive.
 
     `kind` is "wrong value", "wrong sign", "scaled by …", "zero", "missing", "not finite", or, for
     inconclusive findings, the reason. `error` is the error of the differences. `count` is the

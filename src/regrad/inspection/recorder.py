@@ -216,7 +216,7 @@ def settled(figures: Any) -> Any:
 
 
 def first_bad(array: Any) -> Bad | None:
-    """Return the kind, first index and count of elements of an array that are not finite."""
+    """Return kind, first index and count of the non-finite elements of an array."""
     a = np.asarray(array)
     if a.dtype.kind not in "fc" and a.dtype.kind != "V":
         return None

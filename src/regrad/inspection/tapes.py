@@ -202,7 +202,7 @@ class TapeRecorder(RunRecorder):
     def record(
         self, args: Sequence[Any], options: dict[str, Any], tape: SeenTape, gradients: bool = False
     ) -> None:
-        """Run the function under a tape; with its gradients, whose ops the tape records as well."""
+        """Run the function, and its gradients if requested, under a tape that records both."""
         self.tape = tape
         paths = containers.paths(tuple(args), "args") if args else []
         inputs, aliases, _ = watched_inputs(args, f"{self.api}(f)") if args else ((), [], None)

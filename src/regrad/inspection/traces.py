@@ -97,7 +97,7 @@ class GradientTrace:
     """The backward pass of one call: its steps in the order in which they ran.
 
     Attributes:
-        steps: One for each op.
+        steps: One step for each op.
         inputs: The gradients by arguments and Variables: (name, statistics), None without a path.
         value: The return value of the function.
         cuts: Ops with a differentiated input that passed no gradient on (`detach`, ops under
@@ -237,7 +237,10 @@ def _dead(step: Step) -> Symptom:
 def _cut(step: Step, inputs: Sequence[tuple[str, Numbers | None]]) -> Symptom:
     without = [name for name, numbers in inputs if numbers is None]
     more = f" and {len(without) - 3} more" if len(without) > 3 else ""
-    text = f"cut: {step.place} passes no gradient on; none came to {', '.join(without[:3])}{more}"
+    text = (
+        f"cut: {step.place} passes no gradient on; there is no gradient by "
+        f"{', '.join(without[:3])}{more}"
+    )
     return Symptom("cut", step, text)
 
 

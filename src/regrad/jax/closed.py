@@ -19,7 +19,7 @@ CARRIERS = (functools.__file__, contextlib.__file__, "<")
 
 
 class Closed(NamedTuple):
-    """A function that was left closed, and the keys whose ops are inside.
+    """A function that was left closed, and the keys whose ops it contains.
 
     `own` means that the function and these ops belong to JAX; `kept` means that the user named it
     in keep=.

@@ -133,7 +133,7 @@ def _scan(eqn: core.JaxprEqn, given: list[str]) -> list[str]:
 def _cond(eqn: core.JaxprEqn, given: list[str]) -> list[str]:
     which, *given = given
     if which == LINEAR:
-        raise NotLinear("a branch chosen by it")
+        raise NotLinear("a branch that it selects")
     first, *rest = [check(branch, given) for branch in branches(eqn)]
     for other in rest:
         first = [*map(_join, first, other)]
@@ -152,7 +152,7 @@ def transpose(f: Callable[..., Sequence[Any]], like: Sequence[Any], ts: Sequence
     closed = jax.make_jaxpr(lambda *xs: tuple(f(xs)))(*like)
     kinds = check(closed, [LINEAR] * len(like))
     if CONSTANT in kinds:
-        raise NotLinear("an answer that does not depend on it")
+        raise NotLinear("a result that does not depend on it")
     token = TRANSPOSING.set(True)
     try:
         return jax.linear_transpose(core.jaxpr_as_fun(closed), *like)(list(ts))

@@ -196,7 +196,7 @@ class override(Report[KeyBinding]):
         kept = [key for key in given if isinstance(key, at)]
         if wrong := [key for key in kept if key not in whole]:
             raise ArgumentError(
-                f"override: keep: {wrong[0]!r} is not a key of the map for whole calls"
+                f"override: {wrong[0]!r} in keep= is not a key of the map for whole calls"
             )
         self._keys: dict[Any, Key] = {}
         for key, rule in rules.items():

@@ -298,7 +298,7 @@ class Surgery:
         return self.where.inside(eqn, context.where, self.programs[-1])
 
     def chosen(self, eqn: Any, around: Context, keys: Sequence[Key]) -> KeyBinding | None:
-        """Return the binding for an equation that these keys name: the first, or by the place."""
+        """Return the binding for an equation of these keys: the first, or the one for its place."""
         found = [b for b in self.bindings if b.key in keys]
         if self.where is None or not found:
             return found[0] if found else None
@@ -381,7 +381,7 @@ class Surgery:
         return programs.as_call(eqn, new, invars=[*more, *eqn.invars])
 
     def linear_solve(self, eqn: core.JaxprEqn, around: Context, found: Occurrences) -> Any:
-        """Return a linear solve with the rules in its map, which is what JAX differentiates.
+        """Return a linear solve with the rules in its map, because JAX differentiates this map.
 
         The transpose counts from the second order on; the method that finds the solution never
         counts.

@@ -185,7 +185,7 @@ def compare_gradients(
         surrogates: Ops, names of rules or names of arguments whose gradients are intended to
             differ. `assert_same()` of the result ignores them.
         rtol: The tolerance, relative to the larger of both norms.
-        longest_scan: The longest scan whose ops have rows of their own.
+        longest_scan: The longest scan whose ops get their own rows.
 
     Returns:
         A function of f's arguments that returns a `GradientComparison`: a row for each

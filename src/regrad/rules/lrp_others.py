@@ -74,7 +74,7 @@ def pass_(dy: Any, y: Any, needs: Any, x: Any = None, a: Any = None) -> Any:
 
 
 def uniform(dy: Any, builtin: Any) -> Any:
-    """Return an op's own gradients, divided by the number of inputs that have one.
+    """Return an op's own gradients, divided by the number of inputs with a gradient.
 
     For products of two values (`MatMul` and `Mul` of attention and of gates). It conserves all
     relevance. In PyTorch, a factor that does not require grad gets none, and the other factor gets

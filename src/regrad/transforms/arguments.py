@@ -232,9 +232,9 @@ class OpenedArguments:
         except TypeError:
             raise ArgumentError(
                 f"the argument {containers.paths(self.arguments, 'arguments')[i]} is "
-                f"{kind(value)}, which is static and not hashable, so no compiled program can be "
-                "found by it. Make it a tuple or a frozen dataclass, or let f reach it by a "
-                "closure."
+                f"{kind(value)}, which is static and not hashable, so it cannot be a part of the "
+                "key of a compiled program. Make it a tuple or a frozen dataclass, or let f "
+                "reach it through its closure."
             ) from None
         return exactly(value)
 

@@ -328,7 +328,7 @@ class _Walk:
 
     def tensor(self, value: Tensor | Array, name: str, read: Read) -> None:
         """Record a Tensor or an array; it is an input of the program if it holds numbers."""
-        if getattr(value, "_id", 0) == OURS:  # shared with constants that a body makes itself
+        if getattr(value, "_id", 0) == OURS:  # shared with constants that a body creates
             self.entry(name, IdentityKey(value))
         elif isinstance(value, np.ndarray) and (
             value.dtype.kind not in "biufc" or (value.dtype.kind == "b" and value.size <= MASK)

@@ -96,6 +96,11 @@ def _check_alike(
         raise ShapeError(f"cond: the two functions return {len(a)} and {len(b)} Tensors")
     for (dtype, shape), (other, other_shape) in zip(a, b, strict=True):
         if dtype != other:
-            raise DTypeError(f"cond: the two functions return {dtype} and {other}; use astype")
+            raise DTypeError(
+                f"cond: the results of the two functions have the dtypes {dtype} and "
+                f"{other}; use astype"
+            )
         if shape != other_shape:
-            raise ShapeError(f"cond: the two functions return the shapes {shape} and {other_shape}")
+            raise ShapeError(
+                f"cond: the results of the two functions have the shapes {shape} and {other_shape}"
+            )

@@ -330,9 +330,9 @@ class Jitted(Generic[P, R]):
         state = current()
         if state is not None and (state.tapes or state.region or state.guard):
             raise StateError(
-                f"{self.name}.lower: called in a function that is being differentiated or "
-                "compiled. Lower f outside of it; to see the program of a gradient, "
-                "lower a compiled one: jit(grad(f)).lower(x)."
+                f"{self.name}.lower: the caller is being differentiated or compiled. Lower f "
+                "outside of it; to see the program of a gradient, lower a compiled one: "
+                "jit(grad(f)).lower(x)."
             )
         try:
             given, reaching = self._opened(args, kwargs)

@@ -328,7 +328,7 @@ class Program:
         """Raise if a trace captured a value that the program does not have as an input."""
         if region.captured:
             raise StaleError(
-                f"{self.name} is stale: traced again it uses {listed(region.captured)}, which its "
+                f"{self.name} is stale: a new trace uses {listed(region.captured)}, which its "
                 "program does not have"
             )
 

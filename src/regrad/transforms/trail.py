@@ -163,7 +163,7 @@ class Trail:
         return *spec, repr(values.tolist()) if values.dtype.hasobject else checksum(values)
 
     def compare(self, now: Trail, label: str) -> None:
-        """Raise if another run has left this trail."""
+        """Raise if another run has deviated from this trail."""
         i, rest = divmod(now.count, self.stride)
         if now.count > self.count or (rest == 0 and self.digests[i - 1] != now.digest):
             raise self.left(f"the op {label!r} (at {find_caller()})", now.count)

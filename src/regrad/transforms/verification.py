@@ -58,7 +58,7 @@ def compare(name: str, known: Any, again: Any) -> None:
 
 
 def check_memory(name: str, held: np.ndarray, now: np.ndarray) -> None:
-    """Raise StaleError if the memory of a Tensor was written after the program took the Tensor."""
+    """Raise StaleError if a Tensor's memory was written after the program took the Tensor."""
     if held.astype(now.dtype).tobytes() != now.tobytes():
         raise StaleError(
             f"{name} is stale: the memory of a Tensor that the function reaches was overwritten. "

@@ -1,4 +1,4 @@
-"""Floating-point formats of few bits, and tables of levels."""
+"""Low-bit floating-point formats, and tables of levels."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Format(NamedTuple):
         bits: The bits of a number, including its sign.
         mantissa: The bits of the mantissa.
         least: The exponent of the smallest normal number.
-        most: The exponent of the largest one.
+        most: The exponent of the largest number.
         largest: The largest number.
     """
 

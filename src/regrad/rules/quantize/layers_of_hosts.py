@@ -16,7 +16,7 @@ POSITIONAL = inspect.Parameter.POSITIONAL_OR_KEYWORD
 
 
 class LayerKind(NamedTuple):
-    """A function that is a layer.
+    """A kind of layer: the function that computes it.
 
     Args:
         what: The key for its calls.

@@ -173,7 +173,7 @@ class Quantizer:
 
 
 def _moved(m: Arithmetic, v: Any, source: int, to: int) -> Any:
-    """Return `moveaxis`, which torch's vmap lacks."""
+    """Return `moveaxis`, which PyTorch's vmap lacks."""
     n = len(v.shape)
     order = [axis for axis in range(n) if axis != source % n]
     order.insert(to % n, source % n)
@@ -209,7 +209,7 @@ def quantizer(make: Callable[P, Quantizer]) -> Callable[P, Quantizer]:
 
 
 def _plain(value: Any) -> Any:
-    """Return an option, a table as a tuple of numbers."""
+    """Return an option in hashable form: a table as a tuple of numbers."""
     if value is None or isinstance(value, str | int | float):
         return value
     return tuple(float(number) for number in value)
