@@ -131,7 +131,7 @@ def _no_pooling(eqn: core.JaxprEqn) -> str:
     if spatial and plain:
         return ""
     return (
-        "its windows are not windows of a pooling of images with channels last; use the key "
+        "its windows are not the windows of a pooling of images whose channels come last; use the "
         f"{eqn.primitive.name!r}"
     )
 
