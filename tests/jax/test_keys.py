@@ -222,7 +222,8 @@ def other_clipid():
 
 def test_a_name_of_two_functions_is_refused():
     other = other_clipid()
-    with pytest.raises(ArgumentError, match=r"'clipid' matches functions .*test_keys.py:\d+, .*itself"):
+    words = r"'clipid' matches functions .*test_keys.py:\d+, .*itself"
+    with pytest.raises(ArgumentError, match=words):
         override(lambda x: clipid(x) + other(x), {"clipid": seven})(X)
     chosen = override(lambda x: clipid(x) + other(x), {clipid: times(7)})
     assert_allclose(slopes(chosen, X), 8 - jnp.tanh(X) ** 2)

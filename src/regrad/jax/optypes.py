@@ -131,8 +131,8 @@ def _no_pooling(eqn: core.JaxprEqn) -> str:
     if spatial and plain:
         return ""
     return (
-        "its windows are not the windows of a pooling of images whose channels come last; use the "
-        f"{eqn.primitive.name!r}"
+        "its windows are not the windows of a pooling of images whose channels come last; "
+        f"use the key {eqn.primitive.name!r}"
     )
 
 
