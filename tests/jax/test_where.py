@@ -454,7 +454,7 @@ def test_what_is_refused():
     for f, model in [(loss, None), (lambda p, x: x, linen.Dense(2))]:
         with pytest.raises(ArgumentError, match="Equinox or Flax's nnx leave a boundary"):
             override(f, {at("head"): arriving}, model=model)
-    with pytest.raises(ArgumentError, match=r"keep: rg.at\('head'\) is not a key"):
+    with pytest.raises(ArgumentError, match=r"rg.at\('head'\) in keep= is not a key"):
         override(loss, {at("layers.0"): arriving}, model=NET, keep=[at("head")])
     with pytest.raises(RuleError, match="did not call builtin, so nobody knows"):
         jax.grad(override(loss, {at("head"): lambda dy, x: x}, model=NET))(NET, ROW)
