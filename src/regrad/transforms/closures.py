@@ -85,8 +85,7 @@ CONTAINERS: tuple[type[Any], ...] = (
     types.MappingProxyType, type({}.keys()), type({}.values()), type({}.items()),
 )  # fmt: skip
 CONSTRUCTORS = {"__init__", "__new__", "__post_init__"}  # called through the name of the class
-# do not affect computed values
-SILENT = {"__init_subclass__", "__set_name__", "__del__", "__repr__"}
+SILENT = {"__init_subclass__", "__set_name__", "__del__", "__repr__"}  # no computation
 # Code that names one of these may read attributes by a string, or attributes that are missing.
 REFLECTION = {
     "getattr", "hasattr", "vars", "__dict__", "globals", "attrgetter", "AttributeError",
@@ -201,7 +200,6 @@ def reached(closure: Closure, more: tuple[type, ...] = ()) -> list[Any]:
     return [v for v in values if not (v is MISSING or isinstance(v, (*OF_CODE, *more)))]
 
 
-# The types of the values that make up code.
 OF_CODE = (types.ModuleType, types.FunctionType, types.BuiltinFunctionType, type)
 
 
@@ -380,9 +378,8 @@ class _Walk:
     def function(self, function: types.FunctionType, name: str) -> None:
         """Record a function: its code, its cells and defaults, and the globals that it names."""
         code = function.__code__
-        # Use the code and not the function: a lambda that is created again at each call of the
-        # surrounding function has the same code, and can differ only in its cells, which the walk
-        # visits.
+        # Use the code and not the function: a lambda that is created again at each call has equal
+        # code, and can differ only in its cells, which the walk visits.
         self.entry(name, code)
         for free, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
             held = _cell_content(cell)
@@ -446,8 +443,7 @@ class _Walk:
             for space in spaces[: there[-1] + 1] if there else spaces[:1]:
                 if attribute in space:
                     self.member(space, attribute, found.value, f"{found.name}.{attribute}")
-                # the attribute may be added here later
-                elif there or found.lenient or attribute in self.tried:
+                elif there or found.lenient or attribute in self.tried:  # may be added later
                     self.watch(space, attribute, functools.partial(space.get, attribute, MISSING))
 
     def member(self, space: Mapping[str, object], attribute: str, owner: object, name: str) -> None:
