@@ -177,9 +177,9 @@ class _Trace:
             same = [among[path] for path, a in walk(given) if _is_like(a, naming.model)]
             if len(same) > 1:
                 raise GradientError(
-                    f"override: {len(same)} arguments match model=, and regrad cannot tell them "
-                    "from each other (jax.grad and others make copies). Let the function close "
-                    "over the others, or use jax.named_scope without model=."
+                    f"override: {len(same)} arguments match model=, and regrad cannot distinguish "
+                    "them (jax.grad and others make copies). Let the function close over the "
+                    "others, or use jax.named_scope without model=."
                 )
             self.note(naming.model, same[0] if same else None)
         for path, a in walk(given):
@@ -204,8 +204,8 @@ class _Trace:
             if any(a is not b and trace_of(a) is trace_of(b) for a, b in pairs):
                 raise GradientError(
                     f"override: the function calls two modules that match {step.path!r} of "
-                    "model=, with different arrays, and regrad cannot tell which of them is the "
-                    "model's. Let the function close over the other module, or use "
+                    "model=, with different arrays, and regrad cannot determine which of them is "
+                    "the model's. Let the function close over the other module, or use "
                     "jax.named_scope without model=."
                 )
         return step
@@ -227,7 +227,7 @@ class _Trace:
             what = " or ".join(repr(s.path) for s in (found[0], *others))
             raise GradientError(
                 "override: the function calls a copy of a module, made by jit, scan, checkpoint "
-                f"or tree_map, and regrad cannot tell whether it is {what}, which keys "
+                f"or tree_map, and regrad cannot determine whether it is {what}, which keys "
                 "distinguish. Compile the module around it as a whole, or open a jax.named_scope "
                 "there, and leave model= out."
             )

@@ -118,7 +118,7 @@ class override(Report[KeyBinding]):
         RuleError: A rule takes a name that its op does not have, or returns a wrong result.
         PassedOverError: A function with a custom derivative hides an overridden op.
         GradientError: A rule cannot be put where its op occurs (see the documentation), regrad
-            cannot tell which module of `model` is called, or forward mode reaches a rule that is
+            cannot identify the called module of `model`, or forward mode reaches a rule that is
             not linear in the incoming gradient.
 
     Source: `tf.Graph.gradient_override_map`.

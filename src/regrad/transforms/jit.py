@@ -119,9 +119,9 @@ def jit(
     Tensors that have no values; after that, the compiled program runs.
 
     Variables that f reads are inputs of the program, and Variables that f assigns are outputs; the
-    memory of large Variables is reused. Active overrides apply. So do the Python values that f and
-    the rules reach through closures, globals and attributes: if such a value has changed, f is
-    traced again. Tensors reached this way are read at each call. Changes of other mutable state are
+    memory of large Variables is reused. Active overrides apply. If an override has changed, or a
+    Python value that f and the rules reach through closures, globals and attributes, f is traced
+    again. Tensors reached this way are read at each call. Changes of other mutable state are
     not detected, except by `verify`.
 
     A function keeps the compiled programs of 512 traces. Beyond that limit, regrad drops the
