@@ -268,10 +268,10 @@ TWO[1].name = "w"
 FORM = r"expected arguments of the structure \(\*, \*\)"
 REFUSED = [
     (lambda: rg.export(3, ZEROS), ArgumentError, "must be a function"),
-    (lambda: rg.export(rg.sin, ZEROS, order=-1), ArgumentError, "0 or more for order, got -1"),
-    (lambda: rg.export(rg.sin, ZEROS, order="a"), ArgumentError, "for order, got 'a'"),
+    (lambda: rg.export(rg.sin, ZEROS, order=-1), ArgumentError, "0 or more, got -1"),
+    (lambda: rg.export(rg.sin, ZEROS, order="a"), ArgumentError, "of 0 or more, got 'a'"),
     (lambda: rg.export(rg.sin, "a"), ArgumentError, "got str.*Bind anything else"),
-    (lambda: rg.export(rg.sin, ZEROS, variables=[ZEROS]), ArgumentError, "expected Variables"),
+    (lambda: rg.export(rg.sin, ZEROS, variables=[ZEROS]), ArgumentError, "to be Variables"),
     (lambda: rg.export(rg.sin, ZEROS, variables=TWO), ArgumentError, "two .* named 'w'"),
     (lambda: rg.export(rg.sin, ZEROS, shapes="a, b, c"), ArgumentError, "shapes do not fit"),
     (without_x64, rg.errors.DTypeError, "x64"),

@@ -1,13 +1,12 @@
-"""Rules that people reuse, each with its paper.
+"""Reusable gradient rules, each with its paper.
 
-Rules for `gradient_override_map` come first: a function `(dy, …)`, or a function that makes one
-from its parameters (and names it, for reports). Then functions of a tensor whose value
-is the tensor and whose gradient is changed, for code of one's own: `reverse_gradient(x)`,
-`scale_gradient`, `clip_gradient` and `clip_gradient_norm`. The rules that do the same to the
-gradient of an op are `reverse`, `scale`, `clip` and `clip_norm`. Those of layer-wise relevance
-propagation are in `regrad.rules.lrp`, those of transformers in
-`regrad.rules.attribution`, quantizers in `regrad.rules.quantize`, and further surrogates of spikes
-in `regrad.rules.spike`.
+Rules for `gradient_override_map` come first: each is a function `(dy, …)`, or a function that makes
+such a rule from its parameters (and names it, for reports). Then come functions that return their
+tensor unchanged and change its gradient, for use in your own code: `reverse_gradient(x)`,
+`scale_gradient`, `clip_gradient` and `clip_gradient_norm`. The rules `reverse`, `scale`, `clip` and
+`clip_norm` do the same to the gradient of an op. Rules of layer-wise relevance propagation are in
+`regrad.rules.lrp`, rules for transformers in `regrad.rules.attribution`, quantizers in
+`regrad.rules.quantize`, and further spike surrogates in `regrad.rules.spike`.
 
 >>> import regrad as rg
 >>> with rg.gradient_override_map({"Sign": rg.rules.clipped_straight_through}):
@@ -60,10 +59,10 @@ P = ParamSpec("P")
 
 
 def straight_through(dy: Tensor) -> Tensor:
-    """Return the gradient that arrives, as if the op were the identity.
+    """Return the incoming gradient, as if the op were the identity.
 
     Args:
-        dy: The gradient that arrives.
+        dy: The incoming gradient.
 
     Returns:
         The gradient by x, a Tensor of its shape and dtype.
@@ -83,10 +82,10 @@ def straight_through(dy: Tensor) -> Tensor:
 
 
 def clipped_straight_through(dy: Tensor, x: Tensor) -> Tensor:
-    """Return the gradient where `|x| <= 1`, and 0 elsewhere: hard tanh's.
+    """Return the incoming gradient where `|x| <= 1`, and 0 elsewhere: hard tanh's gradient.
 
     Args:
-        dy: The gradient that arrives.
+        dy: The incoming gradient.
         x: The input of the op.
 
     Returns:
@@ -278,7 +277,7 @@ def gaussian(sigma: float = 0.5) -> Rule:
     return gaussian
 
 
-# -- the gradient that an op has of its own, changed ---------------------------------------------
+# -- changes of an op's own gradient ---------------------------------------------------------------
 
 
 def _named(maker: Callable[P, Rule]) -> Callable[P, Rule]:
@@ -287,9 +286,9 @@ def _named(maker: Callable[P, Rule]) -> Callable[P, Rule]:
 
 @_named
 def reverse(scale: float = 1.0) -> Rule:
-    """Return a rule for any op: its own gradient, reversed, `-scale * builtin(dy)`.
+    """Return a rule for any op: the op's own gradient, reversed, `-scale * builtin(dy)`.
 
-    (`reverse_gradient(x)` does this at a place in a function of one's own.)
+    (`reverse_gradient(x)` does the same at a place in your own function.)
 
     Args:
         scale: The factor.
@@ -298,7 +297,7 @@ def reverse(scale: float = 1.0) -> Rule:
         A rule `(dy, builtin)` for `gradient_override_map` and `rg.jax.override`.
 
     Raises:
-        MissingRuleError: (where it is put in force) the op type has no gradient.
+        MissingRuleError: (raised by the scope) The op type has no gradient.
 
     Source: Ganin and Lempitsky, "Unsupervised Domain Adaptation by Backpropagation" (2015).
 
@@ -316,9 +315,9 @@ def reverse(scale: float = 1.0) -> Rule:
 
 @_named
 def scale(factor: float) -> Rule:
-    """Return a rule for any op: its own gradient, multiplied by a factor.
+    """Return a rule for any op: the op's own gradient, multiplied by a factor.
 
-    (`scale_gradient(x, factor)` does this at a place in a function of one's own.)
+    (`scale_gradient(x, factor)` does the same at a place in your own function.)
 
     Args:
         factor: The factor.
@@ -327,7 +326,7 @@ def scale(factor: float) -> Rule:
         A rule `(dy, builtin)` for `gradient_override_map` and `rg.jax.override`.
 
     Raises:
-        MissingRuleError: (where it is put in force) the op type has no gradient.
+        MissingRuleError: (raised by the scope) The op type has no gradient.
 
     >>> import regrad as rg
     >>> with rg.gradient_override_map({"Mul": rg.rules.scale(3.0)}):
@@ -343,20 +342,20 @@ def scale(factor: float) -> Rule:
 
 @_named
 def clip(min: float, max: float) -> Rule:
-    """Return a rule for any op: its own gradient, each element clipped to `[min, max]`.
+    """Return a rule for any op: the op's own gradient, each element clipped to `[min, max]`.
 
-    (`clip_gradient(x, min, max)` does this at a place in a function of one's own.)
+    (`clip_gradient(x, min, max)` does the same at a place in your own function.)
 
     Args:
         min: The lower bound of the gradient.
-        max: The upper bound.
+        max: The upper bound of the gradient.
 
     Returns:
         A rule `(dy, builtin)` for `gradient_override_map` and `rg.jax.override`.
 
     Raises:
         ArgumentError: min is greater than max.
-        MissingRuleError: (where it is put in force) the op type has no gradient.
+        MissingRuleError: (raised by the scope) The op type has no gradient.
 
     Source: Graves, "Generating Sequences With Recurrent Neural Networks" (2013).
 
@@ -376,10 +375,11 @@ def clip(min: float, max: float) -> Rule:
 
 @_named
 def clip_norm(max_norm: float) -> Rule:
-    """Return a rule for any op: its own gradient, with a Euclidean norm of at most `max_norm`.
+    """Return a rule for any op: the op's own gradient, with a norm of at most `max_norm`.
 
-    Of an op of several inputs it is the norm of each gradient. (`clip_gradient_norm(x, max_norm)`
-    does this at a place in a function of one's own.)
+    The norm is the Euclidean norm. For an op with several inputs, the rule clips the norm of each
+    gradient separately. (`clip_gradient_norm(x, max_norm)` does the same at a place in your own
+    function.)
 
     Args:
         max_norm: The largest norm of a gradient, above 0.
@@ -389,7 +389,7 @@ def clip_norm(max_norm: float) -> Rule:
 
     Raises:
         ArgumentError: max_norm is 0 or less.
-        MissingRuleError: (where it is put in force) the op type has no gradient.
+        MissingRuleError: (raised by the scope) The op type has no gradient.
 
     Source: Pascanu, Mikolov and Bengio, "On the difficulty of training recurrent neural
     networks" (2013).
@@ -402,7 +402,8 @@ def clip_norm(max_norm: float) -> Rule:
     if not max_norm > 0:
         raise ArgumentError(f"clip_norm: expected a max_norm above 0, got {brief(max_norm)}")
 
-    def clipped(dx: Any) -> Any:  # (the square is clipped, as its root has no slope at 0)
+    # (Clip the square of the norm, because its root has no derivative at 0.)
+    def clipped(dx: Any) -> Any:
         squares = (abs(dx) ** 2).sum().clip(max_norm**2, math.inf)
         return dx * (max_norm / squares**0.5)
 
@@ -465,12 +466,12 @@ def scale_gradient(x: TensorLike, scale: float) -> Tensor:
 def clip_gradient(x: TensorLike, min: float, max: float) -> Tensor:
     """Return x, with each element of the gradient clipped to `[min, max]`.
 
-    The rule is not linear in the gradient, so forward mode refuses it.
+    The rule is not linear in the gradient, so forward mode raises GradientError.
 
     Args:
         x: A Tensor, an array or a number.
         min: The lower bound of the gradient.
-        max: The upper bound.
+        max: The upper bound of the gradient.
 
     Returns:
         A Tensor with the value, shape and dtype of x.

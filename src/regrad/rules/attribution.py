@@ -1,7 +1,7 @@
-"""Attribution in transformers: what inputs, modules and heads add to an output.
+"""Attribution in transformers: the contributions of inputs, modules and heads to an output.
 
-`attribute` takes gradients under any map of overrides and multiplies values, or what they differ by
-from those of a second input, by them. The map is the method:
+`attribute` computes gradients under any map of overrides, and multiplies them by values, or by the
+differences between these values and the values of a second input. The map defines the method:
 
 | method | map | by |
 |---|---|---|
@@ -10,9 +10,9 @@ from those of a second input, by them. The map is the method:
 | GIM | `gim()` | Edin et al. (2025) |
 | AttnLRP | `lrp.attn_lrp()` | Achtibat et al. (2024) |
 
-The gradient may be an average over a path: `integrated()` and `smoothed()`, under each of the maps.
-What they are made of are rules as others: `lrp.frozen_norm`, `rules.no_gradient` for a softmax
-(attention patterns that are constants), `lrp.uniform` for products (half-gradients), `tempered()`.
+The gradient may be an average over a path: `integrated()` and `smoothed()` work with each of the
+maps. The maps consist of ordinary rules: `lrp.frozen_norm`, `rules.no_gradient` for a softmax
+(attention patterns as constants), `lrp.uniform` for products (half-gradients), `tempered()`.
 
 >>> import torch
 >>> from regrad.rules import attribution
@@ -42,17 +42,17 @@ API = "regrad.rules.attribution"
 
 @_maker
 def tempered(temperature: float = 2.0) -> Callable[..., Any]:
-    """Return the gradient that a softmax has at `x / temperature`, for softmax.
+    """Return a rule for softmax: the gradient that it has at `x / temperature`.
 
     Args:
-        temperature: Above 1, it lets more through where the softmax is saturated.
+        temperature: A value above 1 passes more gradient where the softmax is saturated.
 
     Returns:
-        A rule for a map of overrides. The factor of `1 / temperature` is left out, so that the
-        gradient of a softmax of equal entries is what it was.
+        A rule for a map of overrides. The rule leaves out the factor `1 / temperature`, so the
+        gradient of a softmax of equal entries is unchanged.
 
     Raises:
-        ArgumentError: temperature is not above 0.
+        ArgumentError: The temperature is not above 0.
 
     Source: Edin et al., "GIM: Improved Interpretability for Large Language Models" (2025),
     temperature-adjusted gradients.
@@ -76,23 +76,24 @@ def tempered(temperature: float = 2.0) -> Callable[..., Any]:
 def gim(temperature: float = 2.0) -> dict[Any, Any]:
     """Return the composite of GIM, gradient interaction modifications, for transformers.
 
-    The gradient of a softmax is `tempered`, products of two values are shared in halves (so that
-    queries and keys have a quarter), and the scale of a norm is a constant. All else, activations
-    too, keeps its gradient.
+    Softmax has its `tempered` gradient, products of two values are shared in halves (so queries and
+    keys get a quarter), and the scale of a norm is a constant. All other ops keep their gradients,
+    including activations.
 
     Args:
-        temperature: That of `tempered`.
+        temperature: The temperature of `tempered`.
 
     Returns:
-        A map of overrides for PyTorch, for `attribute`, which has parameters require no grad.
+        A map of overrides for PyTorch, for `attribute`, which sets `requires_grad` of parameters to
+        False.
 
     Raises:
-        ArgumentError: temperature is not above 0.
+        ArgumentError: The temperature is not above 0.
         MissingPackageError: PyTorch is not installed.
 
     Source: Edin, Csordás, Ruotsalo, Wu, Maistro, Huang and Maaløe, "GIM: Improved Interpretability
-    for Large Language Models" (2025), and its package `gim-explain`, in which layer norms, RMS
-    norms, `scaled_dot_product_attention`, softmax and the gates of some MLPs are found by name.
+    for Large Language Models" (2025), and its package `gim-explain`, which finds layer norms, RMS
+    norms, `scaled_dot_product_attention`, softmax and the gates of some MLPs by name.
 
     >>> from regrad.rules import attribution
     >>> attribution.gim()["Softmax"].rule.__name__
@@ -104,12 +105,12 @@ def gim(temperature: float = 2.0) -> dict[Any, Any]:
 
 
 class Path(NamedTuple):
-    """Places between a reference (0) and the input (1) at which gradients are taken, and weights.
+    """Weighted points between a reference (0) and the input (1) at which gradients are computed.
 
     Args:
-        places: Where.
+        places: The points.
         weights: The weight of each gradient.
-        noise: The standard deviation of Gaussian noise, as a share of the range of each input.
+        noise: The standard deviation of Gaussian noise, as a fraction of the range of each input.
         seed: The seed of the noise.
     """
 
@@ -122,17 +123,17 @@ class Path(NamedTuple):
 def integrated(steps: int = 32) -> Path:
     """Return the path of integrated gradients, by Gauss and Legendre, for `attribute(…, along=)`.
 
-    Under `{}`, what the inputs add sums to the difference of the two outputs, in as far as the
-    gradients at so many places give the integral. Without a reference it is from zeros.
+    Under `{}`, the contributions of the inputs sum to the difference of the two outputs, up to the
+    error of the numerical integration. Without a reference, the path starts at zeros.
 
     Args:
-        steps: At how many places gradients are taken.
+        steps: The number of points at which gradients are computed.
 
     Returns:
         A `Path`.
 
     Raises:
-        ArgumentError: steps is not an int above 0.
+        ArgumentError: `steps` is not an int above 0.
 
     Source: Sundararajan, Taly and Yan, "Axiomatic Attribution for Deep Networks" (2017); for
     modules, with the path at the inputs, Hanna, Pezzelle and Belinkov, "Have Faith in Faithfulness"
@@ -142,35 +143,35 @@ def integrated(steps: int = 32) -> Path:
     >>> [round(t, 4) for t in attribution.integrated(2).places]
     [0.2113, 0.7887]
     """
-    _count(steps, "integrated: expected steps, an int above 0")
+    _count(steps, "integrated: expected steps to be an int above 0")
     places, weights = np.polynomial.legendre.leggauss(steps)
     return Path(tuple((places / 2 + 0.5).tolist()), tuple((weights / 2).tolist()))
 
 
 def smoothed(samples: int = 16, noise: float = 0.1, seed: int = 0) -> Path:
-    """Return the path of SmoothGrad: the input with noise, for `attribute(…, along=)`.
+    """Return the path of SmoothGrad: the input plus noise, for `attribute(…, along=)`.
 
     Args:
-        samples: How many gradients are averaged.
-        noise: The standard deviation, as a share of the range of each input.
-        seed: The seed. The random state of PyTorch is left as it was.
+        samples: The number of gradients that are averaged.
+        noise: The standard deviation, as a fraction of the range of each input.
+        seed: The seed. PyTorch's random state is unchanged.
 
     Returns:
         A `Path`.
 
     Raises:
-        ArgumentError: samples is not an int above 0, or noise is below 0.
+        ArgumentError: `samples` is not an int above 0, or `noise` is below 0.
 
     Source: Smilkov, Thorat, Kim, Viégas and Wattenberg, "SmoothGrad: Removing Noise by Adding
-    Noise" (2017), whose map is `gradients` of the answer; Captum's `NoiseTunnel`.
+    Noise" (2017), whose sensitivity map is `gradients` of the result; Captum's `NoiseTunnel`.
 
     >>> from regrad.rules import attribution
     >>> attribution.smoothed(2, 0.1)
     Path(places=(1.0, 1.0), weights=(0.5, 0.5), noise=0.1, seed=0)
     """
-    _count(samples, "smoothed: expected samples, an int above 0")
+    _count(samples, "smoothed: expected samples to be an int above 0")
     if not noise >= 0:
-        raise ArgumentError(f"smoothed: expected noise of 0 or more, got {brief(noise)}")
+        raise ArgumentError(f"smoothed: expected noise to be 0 or more, got {brief(noise)}")
     return Path((1.0,) * samples, (1 / samples,) * samples, noise, seed)
 
 
@@ -190,37 +191,38 @@ def attribute(
     reference: Any = None,
     along: Path | None = None,
 ) -> Any:
-    """Return the shares that inputs, modules and heads of a PyTorch model have in an output.
+    """Return the contributions of inputs, modules and heads of a PyTorch model to an output.
 
-    It is the gradient under the rules, times the value, or times what the value differs by from
-    that of a second input. To patch in the second one's value changes the output by about the
-    negative. The model is left as it was found, as by `lrp.relevance`.
+    A contribution is the gradient under the rules, times the value, or times the difference between
+    the value and its value for a second input. Patching in the second input's value changes the
+    output by about the negative contribution. The model is left unchanged, as by `lrp.relevance`.
 
     Args:
         model: A `torch.nn.Module`.
-        inputs: Its argument; a tuple of them, or a dict of keyword arguments. Token ids count by
-            the `nn.Embedding` that reads them.
-        target: Which output: a class, a tensor of one for each example, or a function of what the
-            model returns. Its sum is differentiated.
+        inputs: The model's argument, a tuple of arguments, or a dict of keyword arguments. The
+            contribution of token ids is computed at the `nn.Embedding` that reads them.
+        target: Selects an output: a class, a tensor with one class per example, or a function of
+            the model's result. `attribute` differentiates the sum of the selected outputs.
         rules: A map of overrides: `gim()`, `lrp.cp_lrp()`, `{}` for the plain gradient.
-        layers: Paths of modules, or patterns of such as for `rg.at`, whose outputs count. Of a
-            tuple the first is taken.
-        heads: A dict from paths or patterns of modules that are called with the outputs of heads
-            side by side (`"model.layers.*.self_attn.o_proj"`) to the number of heads.
-        reference: The second input, in the form and shape of `inputs`.
-        along: A path over which gradients are averaged: `integrated()`, `smoothed()`. None is the
-            gradient at `inputs`.
+        layers: Paths of modules, or patterns as in `rg.at`, whose outputs get contributions. If an
+            output is a tuple, its first entry is used.
+        heads: A dict from paths or patterns of modules to the number of heads. Each module takes
+            the concatenated outputs of the heads (`"model.layers.*.self_attn.o_proj"`).
+        reference: The second input, in the same form and shape as `inputs`.
+        along: A path over which gradients are averaged: `integrated()`, `smoothed()`. With None,
+            the gradient is computed at `inputs`.
 
     Returns:
         An `Attribution`: `inputs`, `layers` and `heads` (of shape `(…, heads)`), `total` (the
-        output, or the difference of the two), what is `missing` of it in the inputs, the
-        `gradients` by the inputs, and `used`, the scope of overrides with its `untouched()`.
+        output, or the difference of the two outputs), `missing` (the part of `total` that the
+        inputs do not account for), the `gradients` by the inputs, and `used`, the scope of
+        overrides with its `untouched()`.
 
     Raises:
-        ArgumentError: an argument is of the wrong kind or shape, no input is differentiated, a
-            module does not run once or has no tensor, the heads do not divide the width, or the
-            target is not one of the outputs.
-        PassedOverError: an op would keep its own gradient, where a rule is for it.
+        ArgumentError: An argument has the wrong kind or shape, no input can be differentiated, a
+            module does not run exactly once or returns no tensor, the number of heads does not
+            divide the width, or the target is not one of the outputs.
+        PassedOverError: An op would keep its own gradient although a rule matches it.
         MissingPackageError: PyTorch is not installed.
 
     Source: Nanda, "Attribution Patching" (2023); Jafari, Eberle, Khakzar and Nanda, "RelP: Faithful

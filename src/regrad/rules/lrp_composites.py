@@ -1,4 +1,4 @@
-"""Composites: maps of rules of relevance for whole networks, of PyTorch and of JAX."""
+"""Composites: maps of relevance rules for whole networks, for PyTorch and JAX."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from regrad.rules.lrp_maps import API, Rule, alpha_beta, epsilon, flat, gamma, z
 from regrad.rules.lrp_others import frozen_norm, pass_, rescale, rescale_max, uniform
 from regrad.rules.saliency import guided_relu
 
-EPSILON, GAMMA = epsilon, gamma  # (parameters have these names)
+EPSILON, GAMMA = epsilon, gamma  # (parameters have the names of the rules)
 
-# (PReLU has two inputs, and passes relevance on by its own gradient.)
+# (PReLU has two inputs, and propagates relevance by its own gradient.)
 ACTIVATIONS = (
     "Relu", "Relu6", "LeakyRelu", "Elu", "Selu", "Gelu", "Silu", "Softplus", "Softsign", "Tanh",
 )  # fmt: skip
 
-# What `relevance` calls the linear maps of one value and the products of two in a JAX program.
+# The names by which `relevance` calls linear maps of one value and products of two in JAX.
 MAPS = ("lrp_dense", "lrp_convolution", "lrp_matmul", "lrp_mul")
 
 
@@ -63,9 +63,9 @@ def _keys(library: str) -> _Keys:
 
 
 def _is_called(site: Any, *words: str) -> bool:
-    """Return whether the module that runs has one of these in the name of its class.
+    """Return whether the name of the running module's class contains one of these words.
 
-    (Where the class is not known, of a module of Flax's without `model=`, its path has it.)
+    (If the class of a Flax module is unknown because `model=` is missing, use its path.)
     """
     known = getattr(site.module_class, "__name__", None) or site.path.rpartition(".")[2]
     return any(word in known.lower() for word in words)
@@ -83,8 +83,8 @@ def _in_activation(site: Any) -> bool:
     return _is_called(site, "gelu", "silu", "swish", "mish", "activation")
 
 
-# What gates an activation that is written out as `x * gate(x)`. If the gate is a constant, and the
-# product has its own gradient, then relevance passes: x · dx = x · dy · gate(x) = y · dy.
+# The gates of an activation that is composed as `x * gate(x)`. If the gate is a constant and the
+# product has its own gradient, the relevance is unchanged: x · dx = x · dy · gate(x) = y · dy.
 _GATES = at(_in_activation, ("Tanh", "Sigmoid", "Erf"))
 
 
@@ -97,7 +97,7 @@ def _all_optional(rules: Mapping[Any, Any]) -> dict[Any, Any]:
 
 
 def _others(keys: _Keys) -> dict[Any, Any]:
-    """Rules of all but linear layers: activations, norms, products."""
+    """Return the rules of everything except linear layers: activations, norms, products."""
     return _all_optional({
         **dict.fromkeys(keys.activations, pass_), **keys.norms,
         keys.matmul: uniform, keys.mul: uniform,
@@ -110,7 +110,7 @@ def _others(keys: _Keys) -> dict[Any, Any]:
 def _composite(
     library: str, dense: Rule, convolution: Rule, first: Any = None, flat: bool = True
 ) -> dict[Any, Any]:
-    """The map of rules of all ops, and of one for the first linear map that runs."""
+    """Return the map of rules of all ops, and of the first linear map that runs."""
     keys = _keys(library)
     rules: dict[Any, Any] = dict.fromkeys(keys.convolution, convolution)
     rules |= dict.fromkeys(keys.dense, dense)
@@ -127,15 +127,15 @@ def epsilon_plus(
     """Return the composite of z⁺ for convolutions and ε for dense layers.
 
     Args:
-        epsilon: That of `lrp.epsilon`.
-        stabilizer: That of `lrp.z_plus`.
-        library: `"torch"`, or `"jax"` for `relevance` of a function of JAX.
+        epsilon: The epsilon of `lrp.epsilon`.
+        stabilizer: The stabilizer of `lrp.z_plus`.
+        library: `"torch"`, or `"jax"` for `relevance` of a JAX function.
 
     Returns:
         A map of overrides for the library.
 
     Raises:
-        ArgumentError: a number is not above 0, or the library is another one.
+        ArgumentError: A number is not above 0, or the library is unknown.
         MissingPackageError: The library is not installed.
 
     Source: zennit's `EpsilonPlus`.
@@ -153,15 +153,15 @@ def epsilon_plus_flat(
     """Return `epsilon_plus` with the flat rule in the first linear layer that runs.
 
     Args:
-        epsilon: That of `lrp.epsilon`.
-        stabilizer: That of the others.
-        library: `"torch"`, or `"jax"` for `relevance` of a function of JAX.
+        epsilon: The epsilon of `lrp.epsilon`.
+        stabilizer: The stabilizer of the other rules.
+        library: `"torch"`, or `"jax"` for `relevance` of a JAX function.
 
     Returns:
         A map of overrides for the library.
 
     Raises:
-        ArgumentError: a number is not above 0, or the library is another one.
+        ArgumentError: A number is not above 0, or the library is unknown.
         MissingPackageError: The library is not installed.
 
     Source: zennit's `EpsilonPlusFlat`, whose first layer is the first of `named_modules()`.
@@ -184,18 +184,18 @@ def epsilon_gamma_box(
     """Return the composite of z^B in the first convolution, γ in others, ε for dense layers.
 
     Args:
-        low: The least value of the input, as for `lrp.z_box`.
-        high: The greatest.
-        epsilon: That of `lrp.epsilon`.
-        gamma: That of `lrp.gamma`.
-        stabilizer: That of the others.
-        library: `"torch"`, or `"jax"` for `relevance` of a function of JAX.
+        low: The lower bound of the input, as for `lrp.z_box`.
+        high: The upper bound of the input.
+        epsilon: The epsilon of `lrp.epsilon`.
+        gamma: The gamma of `lrp.gamma`.
+        stabilizer: The stabilizer of the other rules.
+        library: `"torch"`, or `"jax"` for `relevance` of a JAX function.
 
     Returns:
         A map of overrides for the library.
 
     Raises:
-        ArgumentError: low is above high, or a number is not above 0, or the library is another one.
+        ArgumentError: `low` is above `high`, a number is not above 0, or the library is unknown.
         MissingPackageError: The library is not installed.
 
     Source: zennit's `EpsilonGammaBox`.
@@ -214,15 +214,15 @@ def epsilon_alpha2_beta1(
     """Return the composite of αβ (2 and 1) for convolutions and ε for dense layers.
 
     Args:
-        epsilon: That of `lrp.epsilon`.
-        stabilizer: That of `lrp.alpha_beta`.
-        library: `"torch"`, or `"jax"` for `relevance` of a function of JAX.
+        epsilon: The epsilon of `lrp.epsilon`.
+        stabilizer: The stabilizer of `lrp.alpha_beta`.
+        library: `"torch"`, or `"jax"` for `relevance` of a JAX function.
 
     Returns:
         A map of overrides for the library.
 
     Raises:
-        ArgumentError: a number is not above 0, or the library is another one.
+        ArgumentError: A number is not above 0, or the library is unknown.
         MissingPackageError: The library is not installed.
 
     Source: zennit's `EpsilonAlpha2Beta1`.
@@ -240,15 +240,15 @@ def epsilon_alpha2_beta1_flat(
     """Return `epsilon_alpha2_beta1` with the flat rule in the first linear layer that runs.
 
     Args:
-        epsilon: That of `lrp.epsilon`.
-        stabilizer: That of the others.
-        library: `"torch"`, or `"jax"` for `relevance` of a function of JAX.
+        epsilon: The epsilon of `lrp.epsilon`.
+        stabilizer: The stabilizer of the other rules.
+        library: `"torch"`, or `"jax"` for `relevance` of a JAX function.
 
     Returns:
         A map of overrides for the library.
 
     Raises:
-        ArgumentError: a number is not above 0, or the library is another one.
+        ArgumentError: A number is not above 0, or the library is unknown.
         MissingPackageError: The library is not installed.
 
     Source: zennit's `EpsilonAlpha2Beta1Flat`.
@@ -265,14 +265,14 @@ def excitation(stabilizer: float = 1e-6, library: str = "torch") -> dict[Any, An
     """Return the composite of z⁺ for all linear layers.
 
     Args:
-        stabilizer: That of `lrp.z_plus`.
-        library: `"torch"`, or `"jax"` for `relevance` of a function of JAX.
+        stabilizer: The stabilizer of `lrp.z_plus`.
+        library: `"torch"`, or `"jax"` for `relevance` of a JAX function.
 
     Returns:
         A map of overrides for the library.
 
     Raises:
-        ArgumentError: stabilizer is not above 0, or the library is another one.
+        ArgumentError: The stabilizer is not above 0, or the library is unknown.
         MissingPackageError: The library is not installed.
 
     Source: Zhang, Lin, Brandt, Shen and Sclaroff, "Top-Down Neural Attention by Excitation
@@ -286,7 +286,7 @@ def excitation(stabilizer: float = 1e-6, library: str = "torch") -> dict[Any, An
 
 
 def guided() -> dict[Any, Any]:
-    """Return the composite of guided backprop. It does not keep relevance.
+    """Return the composite of guided backpropagation. It does not conserve relevance.
 
     Returns:
         A map of overrides for the library.
@@ -304,23 +304,24 @@ def guided() -> dict[Any, Any]:
 
 
 def attn_lrp(library: str = "torch") -> dict[Any, Any]:
-    """Return the composite for transformers: the own gradient of linear layers and of softmax.
+    """Return the composite for transformers that keeps the gradients of linear layers and softmax.
 
-    Products of two values are shared in halves, activations pass relevance on, and the scale of a
-    norm is a constant, in modules that are called norms if it is written out. The gradient of a
-    softmax is the rule that the paper derives for it, by Taylor: it does not keep relevance, as
-    a softmax is not of degree 1 (`cp_lrp` does). An activation that is written out as `x * gate(x)`
-    passes relevance on if its module is called one (`NewGELUActivation`), and is a product
-    elsewhere.
+    Products of two values are shared in halves, activations pass relevance through, and the scale
+    of a norm is a constant. The last rule also holds for a norm that is composed of smaller ops, if
+    its module is named a norm. The gradient of a softmax is the rule that the paper derives for it
+    by a Taylor expansion. This rule does not conserve relevance, because a softmax is not of degree
+    1 (`cp_lrp` conserves it). An activation composed as `x * gate(x)` passes relevance through if
+    its module is named an activation (`NewGELUActivation`); otherwise it counts as a product.
 
     Args:
-        library: `"torch"`, or `"jax"` for `relevance` of a function of JAX.
+        library: `"torch"`, or `"jax"` for `relevance` of a JAX function.
 
     Returns:
-        A map of overrides for the library, for `relevance`, which has parameters require no grad.
+        A map of overrides for the library, for `relevance`, which sets `requires_grad` of
+        parameters to False.
 
     Raises:
-        ArgumentError: the library is another one.
+        ArgumentError: The library is unknown.
         MissingPackageError: The library is not installed.
 
     Source: Achtibat et al. (2024), as for `pass_`; lxt's `attnLRP`.
@@ -333,23 +334,24 @@ def attn_lrp(library: str = "torch") -> dict[Any, Any]:
     return {
         **_others(keys),
         **dict.fromkeys(keys.dense, optional(_own)),
-    }  # ("MatMul" reaches torch's)
+    }  # ("MatMul" matches PyTorch's ops)
 
 
 def cp_lrp(library: str = "torch") -> dict[Any, Any]:
     """Return the composite for transformers in which attention is a constant.
 
-    As `attn_lrp`, but all relevance of an attended value goes to the value, and none to the
-    softmax. It keeps all relevance except for biases.
+    Like `attn_lrp`, except that all relevance of an attended value goes to the value, and none to
+    the softmax. It conserves all relevance except for biases.
 
     Args:
-        library: `"torch"`, or `"jax"` for `relevance` of a function of JAX.
+        library: `"torch"`, or `"jax"` for `relevance` of a JAX function.
 
     Returns:
-        A map of overrides for the library, for `relevance`, which has parameters require no grad.
+        A map of overrides for the library, for `relevance`, which sets `requires_grad` of
+        parameters to False.
 
     Raises:
-        ArgumentError: the library is another one.
+        ArgumentError: The library is unknown.
         MissingPackageError: The library is not installed.
 
     Source: Ali et al. (2022), as for `frozen_norm`; lxt's `cp_LRP`.
@@ -365,18 +367,18 @@ def cp_lrp(library: str = "torch") -> dict[Any, Any]:
 def deep_lift(library: str = "torch") -> dict[Any, Any]:
     """Return the composite of DeepLift's rescale rule, for `relevance(…, reference=)`.
 
-    Activations are rescaled, and max pools share what they rise and fall; linear layers, sums and
-    average pools need no rule. Of other ops (PReLU, products, softmax) it is the gradient, which
-    does not keep relevance.
+    Activations are rescaled, and max pools share the differences of their outputs; linear layers,
+    sums and average pools need no rule. Other ops (PReLU, products, softmax) use their gradients,
+    which do not conserve relevance.
 
     Args:
-        library: `"torch"`, or `"jax"` for `relevance` of a function of JAX.
+        library: `"torch"`, or `"jax"` for `relevance` of a JAX function.
 
     Returns:
         A map of overrides for the library.
 
     Raises:
-        ArgumentError: the library is another one.
+        ArgumentError: The library is unknown.
         MissingPackageError: The library is not installed.
 
     Source: Shrikumar et al. (2017), as for `rescale`; Captum's `DeepLift`.
