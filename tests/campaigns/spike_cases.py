@@ -177,7 +177,7 @@ def spyx_peer() -> Peer:
 # -- the cases -------------------------------------------------------------------------------------
 
 
-AGAIN = "it saves its spikes and differentiates them again, by itself"
+AGAIN = "it differentiates the spikes that it has saved"
 EDGE = "its slope at the bounds is 0; ours is the slope inside"
 SNNTORCH = [
     ("straight_through_estimator()", "straight_through"),

@@ -2,7 +2,7 @@
 
     python -m tests.campaigns.spike_peers                 all of it (two minutes)
     python -m tests.campaigns.spike_peers --only norse    packages whose name begins like this
-    python -m tests.campaigns.spike_peers page            docs/spike_peers.md anew
+    python -m tests.campaigns.spike_peers page            only docs/spike_peers.md
 
 For each case of `spike_cases`, the peer's spike runs at points that include the threshold, the
 bounds of the bump and far points, in float32 and in float64. Ours runs in two ways: as a rule for
@@ -269,7 +269,8 @@ def agreement(found: Sequence[Mapping[str, Any]]) -> str:
         [e["package"], f"`{e['name']}`" + (", its default" if e["default"] else ""),
          f"{factor(e['factor'])}`{e['ours']}`", e["note"] or "–",
          number(e["apart"]["float32"]["value"]),
-         *(number(e["apart"][dtype][part]) for part in PARTS[1:] for dtype in BOUNDS)]
+         *(number(e["apart"][dtype]["first"]) for dtype in BOUNDS),
+         *("differs" if e["second"] else number(e["apart"][dtype]["second"]) for dtype in BOUNDS)]
         for e in found
     ]  # fmt: skip
     header = ["package", "peer", "regrad", "convention of the peer", "spikes", "gradient, float64",
