@@ -92,7 +92,7 @@ def sinabs_net(spikes: Any, name: str) -> Net:
     from sinabs import activation
     from sinabs.layers import LIF
 
-    kind = activation.MultiSpike if "Periodic" in name else activation.SingleSpike
+    kind = activation.SingleSpike
     chosen = {"surrogate_grad_fn": eval(name, dict(vars(activation)))} if name else {}
 
     class Sequence(nn.Module):

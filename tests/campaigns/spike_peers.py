@@ -107,6 +107,7 @@ def answer(
     """The value and both derivatives, and the Function of autograd that spikes."""
     x = torch.tensor(POINTS, dtype=getattr(torch, dtype), requires_grad=True)
     scope = rg.torch.gradient_override_map(rules, **options) if rules else nullcontext()
+    used: Any
     with scope as used:
         y = f(x)
     key = getattr(functions, type(y.grad_fn).__name__.removesuffix("Backward"), None)
@@ -185,12 +186,8 @@ def in_network(case: Case) -> dict[str, Any]:
 
 def compared(case: Case, seed: int) -> dict[str, float]:
     known, rule = peer(case.package), case.rule()
-    spiking = case.name if case.package != "sinabs" or "Periodic" in case.name else ""
     due = trained(built(case.package, known.spikes, case.name, seed), seed, None)
-    bare = "" if case.package != "sinabs" else "SingleExponential()"
-    net = built(case.package, known.spikes, bare, seed)
-    if case.package == "sinabs" and spiking:
-        net = counting(net)
+    net = built(case.package, known.spikes, "", seed)
     moved = (lambda dy, x: rule(dy, x - net.moved)) if net.moved else rule
     mine = trained(net, seed, {net.key: moved})
     assert all(bool(x.isfinite().all()) for xs in mine.values() for x in xs)
@@ -198,20 +195,12 @@ def compared(case: Case, seed: int) -> dict[str, float]:
     return found | {"spikes": float((due["value"][0] != 0).double().mean())}
 
 
-def counting(net: Net) -> Net:
-    """Return a network of sinabs whose neurons spike several times in a step."""
-    from sinabs.activation import MultiSpike
-
-    for layer in (net.model.hidden, net.model.out):
-        layer.spike_fn = MultiSpike
-    return net._replace(key=MultiSpike)
-
-
 def trained(net: Net, seed: int, rules: Any) -> dict[str, list[torch.Tensor]]:
     """The spikes and gradients of a network, and its weights after five steps of training."""
     xs, model = inputs(net.dtype, seed).requires_grad_(), net.model
     params = [p for p in model.parameters() if p.requires_grad]
     found: dict[str, list[torch.Tensor]] = {}
+    used: Any
     scope = lambda: rg.torch.gradient_override_map(rules) if rules else nullcontext()  # noqa: E731
     for step in range(TRAINED):
         with scope() as used:

@@ -193,6 +193,22 @@ def test_halves_on_hosts(road, dtype):
         np.testing.assert_allclose(found, due, rtol=0.05, atol=1e-5)
 
 
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+@pytest.mark.parametrize("given", ["array", "float64", "own"])
+def test_arrays_as_parameters_in_torch(given, dtype):
+    torch = pytest.importorskip("torch")
+    slopes = torch.tensor([0.5, 2.0], dtype=torch.float64)
+    one = {"array": slopes.numpy(), "float64": slopes, "own": slopes.to(getattr(torch, dtype))}
+    x = torch.tensor([1.0, -1.0], dtype=getattr(torch, dtype), requires_grad=True)
+    with regrad.torch.gradient_override_map({"Step": rg.rules.superspike(one[given])}):
+        y = torch.heaviside(x, x.new_zeros(()))
+    (dx,) = torch.autograd.grad(y.sum(), x, create_graph=True)
+    (found,) = torch.autograd.grad(dx.sum(), x)
+    assert dx.dtype == found.dtype == x.dtype
+    np.testing.assert_allclose(dx.detach().float(), [1 / 1.5**2, 1 / 9], rtol=5e-3)
+    np.testing.assert_allclose(found.float(), [-1 / 1.5**3, 4 / 27], rtol=5e-3)
+
+
 def first_by_torch(rule, dtype, road):
     torch = pytest.importorskip("torch")
     x = torch.tensor(FAR, dtype=getattr(torch, dtype), requires_grad=True)

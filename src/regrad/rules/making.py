@@ -88,6 +88,8 @@ def _held(name: str, value: Any, x: Tensor) -> Any:
     """Return a parameter for the rule of an op: a Tensor instead of an array, in x's dtype."""
     if not _is_array(value):
         return value
+    if str(getattr(value, "dtype", "")) == "torch.bfloat16":
+        value = value.float()
     x = lift(x)
     held = astype(lift(value), x.dtype)  # (an array would be computed with outside of the rule)
     pairs = zip(reversed(held.shape), reversed(x.shape), strict=False)
