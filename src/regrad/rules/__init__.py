@@ -4,8 +4,8 @@ Rules for `gradient_override_map` come first: a function `(dy, …)`, or a funct
 from its parameters (and names it, for reports). Then functions of a tensor whose value
 is the tensor and whose gradient is changed, for code of one's own: `reverse_gradient(x)`,
 `scale_gradient`, `clip_gradient` and `clip_gradient_norm`. The rules that do the same to the
-gradient of an op are `reverse`, `scale`, `clip` and `clip_norm`. Those of layer-wise relevance
-propagation are in `regrad.rules.lrp`, those of transformers in
+gradient of an op are `reverse`, `scale`, `clip` and `clip_norm`. Rules for layer-wise relevance
+propagation are in `regrad.rules.lrp`, rules for relevance in transformers in
 `regrad.rules.attribution`, quantizers in `regrad.rules.quantize`, and further surrogates of spikes
 in `regrad.rules.spike`.
 
@@ -296,7 +296,7 @@ def reverse(scale: float = 1.0) -> Rule:
         A rule `(dy, builtin)` for `gradient_override_map` and `rg.jax.override`.
 
     Raises:
-        MissingRuleError: (where it is put in force) the op type has no gradient.
+        MissingRuleError: the op type has no gradient (when the rule is applied).
 
     Source: Ganin and Lempitsky, "Unsupervised Domain Adaptation by Backpropagation" (2015).
 
@@ -325,7 +325,7 @@ def scale(factor: float) -> Rule:
         A rule `(dy, builtin)` for `gradient_override_map` and `rg.jax.override`.
 
     Raises:
-        MissingRuleError: (where it is put in force) the op type has no gradient.
+        MissingRuleError: the op type has no gradient (when the rule is applied).
 
     >>> import regrad as rg
     >>> with rg.gradient_override_map({"Mul": rg.rules.scale(3.0)}):
@@ -354,7 +354,7 @@ def clip(min: float, max: float) -> Rule:
 
     Raises:
         ArgumentError: min is greater than max.
-        MissingRuleError: (where it is put in force) the op type has no gradient.
+        MissingRuleError: the op type has no gradient (when the rule is applied).
 
     Source: Graves, "Generating Sequences With Recurrent Neural Networks" (2013).
 
@@ -387,7 +387,7 @@ def clip_norm(max_norm: float) -> Rule:
 
     Raises:
         ArgumentError: max_norm is 0 or less.
-        MissingRuleError: (where it is put in force) the op type has no gradient.
+        MissingRuleError: the op type has no gradient (when the rule is applied).
 
     Source: Pascanu, Mikolov and Bengio, "On the difficulty of training recurrent neural
     networks" (2013).
