@@ -122,7 +122,8 @@ def lava_peer() -> Peer:
         @staticmethod
         def backward(ctx: Any, *dys: Any) -> Any:
             (x,), (tau, scale, graded) = ctx.saved_tensors, ctx.options
-            far = torch.clamp(x, max=0) if graded else -torch.abs(x)
+            # (`clamp(x, max=0)` there, whose slope at 0 itself is another one in PyTorch 2.15)
+            far = torch.where(x > 0, 0 * x, x) if graded else -torch.abs(x)
             return dys[0] * scale / (1 if graded else 2 * tau) * torch.exp(far / tau), *[None] * 3
 
     scope = {"Spike": lambda *options: lambda x: Spike.apply(x, *options)}

@@ -32,13 +32,13 @@ def test_the_record_has_the_cases():
     assert known == [(e["package"], e["name"], e["ours"], e["factor"]) for e in RECORD["cases"]]
 
 
-@pytest.mark.parametrize("case", spike_cases.cases("lava"), ids=lambda case: case.name)
+@pytest.mark.parametrize("case", [*spike_cases.cases("lava")], ids=lambda case: case.name)
 def test_surrogates_are_those_of_lava(case):
     found = spike_peers.judged(case)
     assert spike_peers.agrees(found) and found["apart"]["float64"]["first"] is not None, found
 
 
-@pytest.mark.parametrize("case", spike_cases.cases("rockpool"), ids=lambda case: case.name)
+@pytest.mark.parametrize("case", [*spike_cases.cases("rockpool")], ids=lambda case: case.name)
 def test_surrogates_are_those_of_rockpool(case):
     found = spike_peers.judged(case)
     assert spike_peers.agrees(found), found
