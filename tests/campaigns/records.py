@@ -69,6 +69,7 @@ PARTS = {
     "op_tables": ("ops",), "peers": ("core", "ops"), "public": ("core", "torch"),
     "quantize_peers": ("rules", "torch"),
     "relevance_lost": ("rules", "torch"), "relevance_peers": ("rules", "torch"),
+    "spike_peers": ("rules",),
 }  # fmt: skip
 
 

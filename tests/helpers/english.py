@@ -36,7 +36,10 @@ MARKS = {
 PATTERNS = {name: re.compile(rf"(?:^|(?<=\W))(?:{mark})\b") for name, mark in MARKS.items()}
 PAGES = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "bench/README.md", "bench/page.md"]
 # Pages with tables of recorded output, whose prose stands in pages of tests/campaigns and bench.
-RECORDED = {"proof.md", "peers.md", "quantize_peers.md", "benchmarks.md", "public_models.md"}
+RECORDED = {
+    "proof.md", "peers.md", "quantize_peers.md", "spike_peers.md", "benchmarks.md",
+    "public_models.md",
+}  # fmt: skip
 
 
 class Text(NamedTuple):

@@ -164,8 +164,9 @@ MISUSES[by_rule, e.ArgumentError] = [
     ("for 'Sign' expected|An op type has one rule.", [rg.rules.straight_through]),
 ]  # fmt: skip
 MISUSES[run, e.ArgumentError] = [
-    ("superspike: beta is a number of 0 or more, got 'a'", lambda: rg.rules.superspike("a")),
-    ("triangle: width is a number of 0 or more, got -1.0", lambda: rg.rules.triangle(-1.0)),
+    ("superspike: beta is a number of 0 or more, a Tensor or an array (default 10.0), got 'a'",
+     lambda: rg.rules.superspike("a")),
+    ("triangle: width is a number above 0|got -1.0", lambda: rg.rules.triangle(-1.0)),
     ("superspike: got an unexpected keyword argument 'alpha'|takes beta",
      lambda: rg.rules.superspike(alpha=3)),
     ("RegisterGradient needs a name (a string), got", lambda: rg.RegisterGradient(signs)),

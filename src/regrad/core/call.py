@@ -41,7 +41,7 @@ class OwnOfOne(Own):
 
     def complete(self, answer: Any, record: Record, dy: Any, count: int) -> Any:
         wanted = [i for i, moves in enumerate(record.inputs[:count]) if moves]
-        if isinstance(answer, list | tuple) or len(wanted) != 1:
+        if isinstance(answer, list | tuple) or len(wanted) != 1 or count == 1:
             return answer
         return [answer if i in wanted else None for i in range(count)]
 

@@ -163,10 +163,15 @@ def spread(
         is_module: whether a `what` is a class of modules, so that whole modules are meant.
 
     Raises:
-        ArgumentError: a map is given for something else than a place, or two keys mean the same.
+        ArgumentError: a key is None, a map is given for something else than a place, or two keys
+            mean the same.
     """
     found: dict[Any, Any] = {}
     for key, value in rules.items():
+        if key is None:
+            raise ArgumentError(
+                "the key None is neither an op type such as 'Relu', nor a function, nor a place"
+            )
         made = key
         if outer is not None:
             made = (key if isinstance(key, at) else at(what=key)).inside(outer)

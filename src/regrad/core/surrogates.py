@@ -170,7 +170,7 @@ def learns(rule: Any, /, **parameters: Any) -> Learns:
         ArgumentError: no parameter is given, or one is something else (where the rule is put in
             force); the key is for whole calls (in regrad).
         RuleError: the rule does not ask for a parameter, or does not return its gradient; the op
-            type returns several results (in regrad).
+            has an input or attribute of that name; the op type returns several results (in regrad).
         GradientError: a parameter is an integer; a `custom_grad` function around the op, whose
             gradient is its own, closes over the parameter; the op is inside of something that
             takes no further inputs (in JAX: `shard_map`, a linear solve).
@@ -249,6 +249,12 @@ class Learns(MapRule):
 
     def extended(self, op: Op) -> Op:
         """Return an op with the parameters as further inputs."""
+        known = [*[i.name for i in op.inputs], *op.attrs]
+        if taken := [name for name in self.parameters if name in known]:
+            raise RuleError(
+                f"learns: {op.type!r} has a {taken[0]!r} of its own, so the rule {self.__name__!r} "
+                f"cannot tell its parameter from it. Rename the parameter: my_{taken[0]}."
+            )
         inputs = [*op.inputs, *[Input(name, "one") for name in self.parameters]]
         made = Op(op.type, op.name, op.function, inputs, op.attrs, broadcasts=op.broadcasts)
         made.several, made.holomorphic, made.function = op.several, op.holomorphic, op.function

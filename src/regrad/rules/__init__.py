@@ -48,7 +48,7 @@ from regrad.rules import spike as spike
 from regrad.rules import vq as vq
 from regrad.rules.estimators import blackbox as blackbox
 from regrad.rules.estimators import clamped_straight_through as clamped_straight_through
-from regrad.rules.making import Rule, factory
+from regrad.rules.making import Above0, Rule, factory
 from regrad.rules.saliency import deconvnet_relu as deconvnet_relu
 from regrad.rules.saliency import guided_relu as guided_relu
 from regrad.rules.singular import safe as safe
@@ -112,15 +112,16 @@ def superspike(beta: float = 10.0) -> Rule:
     """Return the slope of a fast sigmoid as a rule, `dy / (1 + beta * |x|)²`.
 
     Args:
-        beta: The steepness; the slope is 1 at 0, and 1/4 at `1 / beta`.
+        beta: The steepness. The gradient is 1 at 0, and 1/4 at `1 / beta`.
 
     Returns:
-        A rule `(dy, x)` for `gradient_override_map`, to be put in force for "Step" or "Sign".
+        A rule `(dy, x)` for the key "Step" or "Sign" of `gradient_override_map`.
 
     Raises:
-        ArgumentError: when it is called with something that is not a Tensor, array or number.
+        ArgumentError: a parameter is out of its range, or not a number, a Tensor or an array.
 
-    Source: Zenke and Ganguli, "SuperSpike" (2018).
+    Source: Zenke and Ganguli, "SuperSpike: Supervised Learning in Multilayer Spiking Neural
+    Networks" (2018).
 
     >>> import regrad as rg
     >>> with rg.gradient_override_map({"Step": rg.rules.superspike(1.0)}):
@@ -142,12 +143,13 @@ def sigmoid_surrogate(beta: float = 10.0) -> Rule:
         beta: The steepness.
 
     Returns:
-        A rule `(dy, x)` for `gradient_override_map`, to be put in force for "Step" or "Sign".
+        A rule `(dy, x)` for the key "Step" or "Sign" of `gradient_override_map`.
 
     Raises:
-        ArgumentError: when it is called with something that is not a Tensor, array or number.
+        ArgumentError: a parameter is out of its range, or not a number, a Tensor or an array.
 
-    Source: Zenke and Vogels, "The Remarkable Robustness of Surrogate Gradient Learning" (2021).
+    Source: Zenke and Vogels, "The Remarkable Robustness of Surrogate Gradient Learning for
+    Instilling Complex Function in Spiking Neural Networks" (2021).
 
     >>> import regrad as rg
     >>> with rg.gradient_override_map({"Step": rg.rules.sigmoid_surrogate(2.0)}):
@@ -163,18 +165,18 @@ def sigmoid_surrogate(beta: float = 10.0) -> Rule:
 
 
 @factory
-def triangle(width: float = 1.0, height: float = 1.0) -> Rule:
+def triangle(width: Above0 = 1.0, height: float = 1.0) -> Rule:
     """Return a triangle as a rule, `dy * height * max(0, 1 - |x| / width)`.
 
     Args:
-        width: Where the triangle ends, on both sides of 0.
-        height: The slope at 0.
+        width: The distance from 0 at which the triangle ends, above 0.
+        height: The value at 0.
 
     Returns:
-        A rule `(dy, x)` for `gradient_override_map`, to be put in force for "Step" or "Sign".
+        A rule `(dy, x)` for the key "Step" or "Sign" of `gradient_override_map`.
 
     Raises:
-        ArgumentError: when it is called with something that is not a Tensor, array or number.
+        ArgumentError: a parameter is out of its range, or not a number, a Tensor or an array.
 
     Source: Esser et al., "Convolutional Networks for Fast, Energy-Efficient Neuromorphic
     Computing" (2016); Bellec et al., "Long Short-Term Memory and Learning-to-Learn in Networks of
@@ -193,17 +195,17 @@ def triangle(width: float = 1.0, height: float = 1.0) -> Rule:
 
 
 @factory
-def rectangle(width: float = 1.0) -> Rule:
+def rectangle(width: Above0 = 1.0) -> Rule:
     """Return a box around 0 of area 1 as a rule.
 
     Args:
-        width: The width of the box; the slope in it is `1 / width`.
+        width: The width of the box, above 0. The value in the box is `1 / width`.
 
     Returns:
-        A rule `(dy, x)` for `gradient_override_map`, to be put in force for "Step" or "Sign".
+        A rule `(dy, x)` for the key "Step" or "Sign" of `gradient_override_map`.
 
     Raises:
-        ArgumentError: when it is called with something that is not a Tensor, array or number.
+        ArgumentError: a parameter is out of its range, or not a number, a Tensor or an array.
 
     Source: Wu, Deng, Li, Zhu and Shi, "Spatio-Temporal Backpropagation for Training
     High-Performance Spiking Neural Networks" (2018).
@@ -225,13 +227,13 @@ def arctan_surrogate(alpha: float = 2.0) -> Rule:
     """Return the slope of `arctan(π/2 * alpha * x) / π` as a rule.
 
     Args:
-        alpha: The steepness; the slope at 0 is `alpha / 2`.
+        alpha: The steepness. The value at 0 is `alpha / 2`.
 
     Returns:
-        A rule `(dy, x)` for `gradient_override_map`, to be put in force for "Step" or "Sign".
+        A rule `(dy, x)` for the key "Step" or "Sign" of `gradient_override_map`.
 
     Raises:
-        ArgumentError: when it is called with something that is not a Tensor, array or number.
+        ArgumentError: a parameter is out of its range, or not a number, a Tensor or an array.
 
     Source: Fang et al., "Incorporating Learnable Membrane Time Constant to Enhance Learning of
     Spiking Neural Networks" (2021).
@@ -249,20 +251,20 @@ def arctan_surrogate(alpha: float = 2.0) -> Rule:
 
 
 @factory
-def gaussian(sigma: float = 0.5) -> Rule:
+def gaussian(sigma: Above0 = 0.5) -> Rule:
     """Return the density of a normal distribution around 0 as a rule.
 
     Args:
-        sigma: The standard deviation.
+        sigma: The standard deviation, above 0.
 
     Returns:
-        A rule `(dy, x)` for `gradient_override_map`, to be put in force for "Step" or "Sign".
+        A rule `(dy, x)` for the key "Step" or "Sign" of `gradient_override_map`.
 
     Raises:
-        ArgumentError: when it is called with something that is not a Tensor, array or number.
+        ArgumentError: a parameter is out of its range, or not a number, a Tensor or an array.
 
-    Source: Yin, Corradi and Bohté, "Accurate and efficient time-domain classification with
-    adaptive spiking recurrent neural networks" (2021).
+    Source: Yin, Corradi and Bohté, "Effective and Efficient Computation with Multiple-timescale
+    Spiking Recurrent Neural Networks" (2020), whose program has a standard deviation of 0.5.
 
     >>> import regrad as rg
     >>> with rg.gradient_override_map({"Step": rg.rules.gaussian(0.5)}):
