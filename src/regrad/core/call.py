@@ -150,7 +150,7 @@ class OwnOfLearning(Own):
         others: Any = [*first, rest] if rest else first
         n = count - len(self.names)
         made = self.base.rule.complete(others[0] if len(others) == 1 else others, record, dy, n)
-        several = n > 1 or isinstance(self.base.rule, OwnOfCall | OwnOfOne)
+        several = n > 1 or isinstance(self.base.rule, OwnOfCall)
         made = made if isinstance(made, list | tuple) and several else [made]
         return [*made, *[more[name] for name in self.names]]
 
