@@ -212,7 +212,7 @@ def read_in_a_graph(x):
 
 
 OURS = "step expected a Variable or a Tensor of regrad's"
-NAMELESS = "learns step, and did not return gradients by name"
+NAMELESS = "has the parameters step, but did not return their gradients by name"
 REFUSED = [
     # Ops of a custom function are not differentiated one by one: the parameter would learn nothing.
     (lambda: rg.variable_grads(lambda: rg.sum(around(T)) * P), GradientError,

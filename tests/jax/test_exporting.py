@@ -303,7 +303,9 @@ def test_a_damaged_or_foreign_file_is_refused(tmp_path):
     for n in range(0, len(data), 97):
         for bad in (data[:n], data[:n] + bytes([data[n] ^ 1]) + data[n + 1 :]):
             path.write_bytes(bad)
-            with pytest.raises(ExportError, match=r"is damaged, or no program that rg\.export wro"):
+            with pytest.raises(
+                ExportError, match=r"is damaged, or not a program that rg\.export wro"
+            ):
                 rg.Exported.load(path)
     foreign = jax.export.export(jax.jit(jnp.sin))(jnp.ones(3)).serialize()
     for other in (b"", b"hello", bytes(foreign), data + b"x"):
@@ -358,7 +360,7 @@ def test_hostile_files_are_refused_by_one_error(tmp_path):
         with pytest.raises(ExportError) as caught:
             rg.Exported.load(path)
             pytest.fail(f"{name} was loaded")
-        assert str(caught.value).startswith(f"{path} is damaged, or no program that rg.export")
+        assert str(caught.value).startswith(f"{path} is damaged, or not a program that rg.export")
 
 
 @pytest.mark.slow

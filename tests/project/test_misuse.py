@@ -351,7 +351,7 @@ MISUSES[run, e.TraceError] = [
      lambda: rg.jit(lambda a: a if a.sum() > 0 else -a)(x)),
     ("a traced Tensor (float32, shape (2,))|.numpy()|static_argnames",
      lambda: rg.jit(lambda a: a.numpy())(x)),
-    ("float()|return what is to be looked at", lambda: rg.jit(lambda a: print(float(a.sum())))(x)),
+    ("float()|return the values to inspect", lambda: rg.jit(lambda a: print(float(a.sum())))(x)),
 ]  # fmt: skip
 MISUSES[run, e.DTypeError] = [
     ("'V'|dtype is float32, got int64|astype(value, v.dtype", lambda: V.assign(rg.asarray([1, 2]))),
@@ -364,7 +364,7 @@ MISUSES[run, e.DTypeError] = [
 FEW = [
     (e.RegistrationError, "'Misused' is taken already by registered|Choose another name",
      lambda: rg.RegisterGradient("Misused")(lambda dy: dy)),
-    (e.OpenScopeWarning, "was never left|HERE|Enter it with `with`", left_open),
+    (e.OpenScopeWarning, "was never exited|HERE|Enter it with `with`", left_open),
     (e.NotFiredError, "'Identity'|'Sign' never ran|HERE|Ask after the gradient", asked_too_early),
     (GradientCheckError, "the rules give 1, differences give|HERE|input 'a'",
      lambda: check_gradients(rg.custom_grad(lambda a: (a * a, lambda dy: dy)), [[1.0, 2.0]])),
@@ -372,7 +372,7 @@ FEW = [
      lambda: rg.vmap(lambda a: a, in_axes=3)(x)),
     (e.AxisError, "sum: axis 2 is out of range for a Tensor of rank 1", lambda: rg.sum(x, axis=2)),
     (e.CheckpointError, "not a regular file|the name of a file", lambda: rg.train.save("/", [V])),
-    (e.CheckpointError, "/ is damaged, or no safetensors file|not a regular file",
+    (e.CheckpointError, "/ is damaged, or not a safetensors file|not a regular file",
      lambda: rg.train.restore("/", [V])),
     (FileNotFoundError, "there is no folder /no/such|os.makedirs",
      lambda: rg.train.save("/no/such/w.safetensors", [V])),

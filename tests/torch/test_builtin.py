@@ -191,9 +191,9 @@ def test_the_builtin_of_a_callable_is_a_value():
 def test_builtins_that_do_not_fit_are_refused():
     with pytest.raises(RuleError, match=r"builtin\(relu\) is not the gradient of 'Tanh'"):
         override({"Tanh": rg.rules.builtin(F.relu)}).__enter__()
-    with pytest.raises(RuleError, match="an op type of regrad's"):
+    with pytest.raises(RuleError, match="an op type of regrad"):
         rg.gradient_override_map({"Relu": rg.rules.builtin(F.relu)}).__enter__()
-    with pytest.raises(RuleError, match="Ask for builtin by name"):
+    with pytest.raises(RuleError, match="Use the parameter builtin"):
         rg.rules.builtin(F.relu)(torch.ones(1))
 
 

@@ -207,7 +207,7 @@ def answer(rule):
 
 
 NOT_A_LEAF = "step expected a tensor of PyTorch that requires"
-UNNAMED = "learns step, and did not return gradients by name"
+UNNAMED = "has the parameters step, but did not return their gradients by name"
 REFUSED = {
     ArgumentError: {
         "no parameter": (lambda: learns(lambda dy: dy), "learns names no parameter"),
