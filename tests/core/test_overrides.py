@@ -199,7 +199,7 @@ def test_hits_show_type_rule_line_and_counts():
 def test_assert_fired_means_ran():
     with override({"Sign": SEVEN, "Relu": optional(SEVEN)}) as used:
         _, back = rg.vjp(rg.sign, 1.0)
-    refused(used.assert_fired, NotFiredError, "no gradient passed them")
+    refused(used.assert_fired, NotFiredError, "no gradient passed through them")
     back(1.0)  # after the scope
     used.assert_fired("Sign")
     refused(lambda: used.assert_fired("Relu"), NotFiredError, "'Relu' never ran: no op of that ty")

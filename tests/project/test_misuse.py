@@ -180,7 +180,7 @@ MISUSES[run, e.ArgumentError] = [
     ("this gradient_override_map is open already|make a new one", entered_twice),
     ("assert_fired('Relu')|but 'Sign'|Name one of these", lambda: asked("Relu")),
     ("got the function sign|Did you mean 'Sign'?", lambda: asked(rg.sign)),
-    ("got ['Sign']|an entry of its own", lambda: asked(["Sign"])),
+    ("got ['Sign']|Write one entry for each op type", lambda: asked(["Sign"])),
     ("grad(f): argnums=2|called with 2 positional arguments|from 0",
      lambda: rg.grad(lambda a, b: rg.sum(a * b), argnums=2)(x, x)),
     ("grad(f, argnums=…)|or a sequence of ints, got 'a'", lambda: rg.grad(squares, argnums="a")),
@@ -279,12 +279,12 @@ MISUSES[run, e.ArgumentError] = [
     ("sin: x: expected a Tensor|got function|Call it first.", lambda: rg.sin(rg.nn.relu)),
 ]  # fmt: skip
 MISUSES[by_key, e.ArgumentError] = [
-    ("a string, got the function sign|Did you mean 'Sign'?", rg.sign),
+    ("a string, but got the function sign|Did you mean 'Sign'?", rg.sign),
     ("an op type is a string|got <built-in method|mean 'Sign'?", torch.sign),
     ("an op type is a string|got <ufunc 'sign'>|mean 'Sign'?", np.sign),
     ("an op type is a string|Did you mean 'Relu'?", torch.nn.ReLU),
     ("an op type is a string|got ReLU()|Did you mean 'Relu'?", torch.nn.ReLU()),
-    ("got ('Sign', 'Relu')|Give each op type an entry of its own.", ("Sign", "Relu")),
+    ("got ('Sign', 'Relu')|Write one entry for each op type.", ("Sign", "Relu")),
 ]  # fmt: skip
 MISUSES[run, e.UnusedOverrideWarning] = [
     ("not entered|write `with gradient_override_map(…):`", not_entered),
@@ -365,7 +365,7 @@ FEW = [
     (e.RegistrationError, "'Misused' is taken already by registered|Choose another name",
      lambda: rg.RegisterGradient("Misused")(lambda dy: dy)),
     (e.OpenScopeWarning, "was never exited|HERE|Enter it with `with`", left_open),
-    (e.NotFiredError, "'Identity'|'Sign' never ran|HERE|Ask after the gradient", asked_too_early),
+    (e.NotFiredError, "'Identity'|'Sign' never ran|HERE|Call assert_fired() after the gradient", asked_too_early),
     (GradientCheckError, "the rules give 1, differences give|HERE|input 'a'",
      lambda: check_gradients(rg.custom_grad(lambda a: (a * a, lambda dy: dy)), [[1.0, 2.0]])),
     (e.AxisError, "vmap(f): axis 3 is out of range for a Tensor of rank 1",

@@ -263,10 +263,10 @@ MISUSES[run, e.ArgumentError] = [
     ("got the function sign|Did you mean 'Sign'?", lambda: in_jax({rg.sign: "Identity"})),
 ]  # fmt: skip
 MISUSES[run, e.NotFiredError] = [
-    ("'Sign' never ran|HERE|Ask after the gradient", lambda: torch_asked(grad=False)),
+    ("'Sign' never ran|HERE|Call assert_fired() after the gradient", lambda: torch_asked(grad=False)),
     ("'Sign' never ran|no call of the function that override", lambda: jax_asked(original=True)),
     ("'Relu' never ran|Run the model, and not only its backward pass", around_backward_only),
-    ("no gradient passed them|inputs that require a gradient", of_no_gradient),
+    ("no gradient passed through them|inputs require a gradient", of_no_gradient),
     ("'Sin' never ran|no call of the function that override returned",
      lambda: rg.jax.override(jnp.sin, {"Sin": "Sin"}).assert_fired()),
 ]  # fmt: skip
