@@ -223,7 +223,7 @@ def test_scopes_left_out_of_turn_are_an_error(scope, see):
     a = holding(lambda: scope(SIGN), see)
     b = holding(lambda: scope({"Relu": "Identity"}), see)
     next(a), next(b)
-    refused(lambda: next(a), ArgumentError, "left out of turn")
+    refused(lambda: next(a), ArgumentError, "exited out of order")
     with pytest.warns(UserWarning, match="matched nothing"):
         next(b, None)
     assert see() == 0.0

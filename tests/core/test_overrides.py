@@ -348,7 +348,7 @@ MALFORMED = [
     (lambda dy: SEVEN, "got function. Was a function that makes rules"),
     (lambda dy: [dy, dy], "expected a Tensor, got list"),
     (lambda dy: [], "expected a Tensor, got list"),
-    (lambda *args: args[0] * 3, r"'<lambda>'.*takes \(\*args\), which does not say its form"),
+    (lambda *args: args[0] * 3, r"'<lambda>'.*takes \(\*args\), which does not show its form"),
     (lambda grad, op: grad, r"called in TensorFlow's form, \(op, grad\)"),
     (lambda op, grad: [grad, grad], "returned 2, and the op has 1 input"),
     (lambda op, grad: [], "returned 0, and the op has 1 input"),

@@ -134,7 +134,7 @@ REFUSED = [
      "asks for 'q', which the op type 'Sign' does not have"),
     (lambda: vjp_of(rg.nn.sigmoid)(1.0), RuleError, "cannot be called"),
     (lambda: in_torch(lambda x: x.sum()), RuleError,
-     r"returned the shape \(\), expected that of the op's result, \(3,\)"),
+     r"returned the shape \(\), expected the shape of the op's result, \(3,\)"),
     (lambda: in_torch(lambda x: (x, x)), RuleError, "expected one result, like the op's, got tup"),
     (lambda: rg.rules.clip(2, 1), ArgumentError, r"min \(2\) must not be greater than max \(1\)"),
     (lambda: rg.rules.clip_norm(0), ArgumentError, "clip_norm: expected a max_norm above 0, got 0"),

@@ -176,7 +176,7 @@ MISUSES[run, e.ArgumentError] = [
     ("a dict of op types to rules|got <function signs", lambda: rg.gradient_override_map(signs)),
     ("decorates functions; this is the class Module. Decorate its methods.",
      lambda: rg.gradient_override_map({"Sign": "Identity"})(rg.Module)),
-    ("left out of turn|scopes must nest|open it where it is used", left_out_of_turn),
+    ("exited out of order|scopes must nest|open it where it is used", left_out_of_turn),
     ("this gradient_override_map is open already|make a new one", entered_twice),
     ("assert_fired('Relu')|but 'Sign'|Name one of these", lambda: asked("Relu")),
     ("got the function sign|Did you mean 'Sign'?", lambda: asked(rg.sign)),

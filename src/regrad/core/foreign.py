@@ -90,7 +90,7 @@ class ForeignRule(Asked):
         return self
 
     def plan(self, arrays: tuple[bool, ...], layout: Layout) -> tuple[list[int], list[int], bool]:
-        """Return where arrays are among the values, which of them the rule names, and if it names y.
+        """Return where arrays are among the values, which ones the rule names, and if it names y.
 
         The other values are numbers, or absent.
         """

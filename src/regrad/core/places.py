@@ -10,7 +10,7 @@ Invariants:
 
 * Among the keys that fit, the first criterion is the rank (an instance, a path, a class, a
   predicate, everywhere). Then the key with the innermost selected step wins, and then a key that
-  names the n-th call. If two keys are still equal, regrad raises. The order of a dict never matters.
+  names the n-th call. If two keys are still equal, regrad raises: dict order never matters.
 * This module does not depend on a library. Each library builds its chain, and interprets `what`.
 """
 

@@ -167,7 +167,7 @@ class Forward(Asked):
         return self.check(made, like, host.is_array, where)
 
     def check(self, got: Any, expected: Sequence[Any], is_array: Any, where: str) -> list[Any]:
-        """Return the results if their shapes and dtypes are those of the op's own results, or raise."""
+        """Return the results if their shapes and dtypes match the op's own results, or raise."""
         ys = outputs_of(got)
         if len(ys) != len(expected) or not all(map(is_array, ys)):
             what = f"{len(expected)} tensors" if len(expected) > 1 else "one tensor"
