@@ -139,8 +139,8 @@ MISUSES[by_rule, e.SignatureError] = [
     ("takes (input, inplace=False)|first parameter is dy", torch.nn.functional.relu),
 ]  # fmt: skip
 MISUSES[by_rule, e.RuleError] = [
-    ("asks for 'foo'|'Sign'|HERE|it may name x, y, x_shape, x_dtype", lambda dy, x, foo: dy),
-    ("asks for 'input'|it may name x, y", lambda dy, input: dy),
+    ("takes 'foo'|'Sign'|HERE|it may name x, y, x_shape, x_dtype", lambda dy, x, foo: dy),
+    ("takes 'input'|it may name x, y", lambda dy, input: dy),
     ("returned the shape (3,), expected (2,)|HERE|'Sign' at|input 'x'", lambda dy: rg.ones(3)),
     ("returned 1.0, expected a Tensor, got float|HERE|zeros_like(dy)", lambda dy: 1.0),
     ("returned None|forget its return|rg.rules.no_gradient|HERE", lambda dy: None),
@@ -189,7 +189,7 @@ MISUSES[run, e.ArgumentError] = [
     ("grad(f): missing a required argument", lambda: rg.grad(squares)()),
     ("grad(f) differentiates by Tensors, arrays and numbers|got None",
      lambda: rg.grad(lambda a: rg.sum(a))(None)),
-    ("grad(f) differentiates by Tensors|got str: 'a'|by a closure", lambda: rg.grad(squares)("a")),
+    ("grad(f) differentiates by Tensors|got str: 'a'|in a closure", lambda: rg.grad(squares)("a")),
     ("grad(f) must return a Tensor, got tuple|jacobian", lambda: rg.grad(lambda a: (a, a))(x)),
     ("must return a Tensor, got None|its return statement?", lambda: rg.grad(lambda a: None)(x)),
     ("must return a Tensor, got float|with regrad's ops", lambda: rg.grad(lambda a: 1.0)(x)),
@@ -212,9 +212,9 @@ MISUSES[run, e.ArgumentError] = [
     ("custom_grad: too many|custom_grad(lambda x: (y, lambda dy: dx))",
      lambda: rg.custom_grad(rg.sin, rg.cos)),
     ("custom_grad(f) must be a function", lambda: rg.custom_grad(torch.autograd.Function)),
-    ("What f saved is nothing|call save([a, b]) in f",
+    ("f saved nothing|call save([a, b]) in f",
      lambda: rg.grad(rg.custom_grad(lambda a: (a * a, lambda dy, saved: dy * saved[0])))(x)),
-    ("What f saved is by name (a)|save(a=a) for saved.a",
+    ("f saved by name (a)|save(a=a) for saved.a",
      lambda: rg.grad(rg.custom_grad(lambda a, save: (save(a=a), (
         a * a, lambda dy, saved: dy * saved.b))[1]))(x)),
     ("args is a list, got Tensor|check_gradients(f, [x]).", lambda: check_gradients(rg.sin, x)),
@@ -260,9 +260,9 @@ MISUSES[run, e.ArgumentError] = [
     ("sum: got an unexpected keyword argument 'keepdim'|called keepdims",
      lambda: rg.sum(x, axis=0, keepdim=True)),
     ("sum: too many|by name axis, dtype, keepdims|sum(x, axis=…)", lambda: rg.sum(x, 0)),
-    ("zeros: too many|Give shape as one: zeros([a, b])", lambda: rg.zeros(2, 3)),
+    ("zeros: too many|Pass shape as one argument: zeros([a, b])", lambda: rg.zeros(2, 3)),
     ("reshape: too many|reshape(x, [a, b])", lambda: rg.reshape(x, 1, 2)),
-    ("concat: too many|Give arrays as one: concat([a, b])", lambda: rg.concat(x, x)),
+    ("concat: too many|Pass arrays as one argument: concat([a, b])", lambda: rg.concat(x, x)),
     ("tensor: got an unexpected keyword argument 'device'|device_put",
      lambda: rg.tensor([1.0], device="cuda")),
     ("tensor: expected a shape|got 3.0", lambda: rg.tensor(2.0, 3.0)),
@@ -331,7 +331,7 @@ MISUSES[run, e.GradientError] = [
     ("no path leads from|Read the variables inside", lambda: ADAM.minimize(lambda: rg.scalar(1.0))),
     ("variable_grads: no path leads|Read the variables inside f",
      lambda: rg.variable_grads(lambda: rg.sum(x))),
-    ("two different variables are called 'w'|names of their own",
+    ("two different variables are called 'w'|different names",
      lambda: (lambda a, b: rg.variable_grads(lambda: rg.sum(a * b)).grads)(rg.Variable(
         x, name="w"), rg.Variable(x, name="w"))),
 ]  # fmt: skip

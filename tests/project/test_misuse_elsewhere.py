@@ -176,7 +176,7 @@ def by_rule(rule):
 # HERE is this file.
 MISUSES = {}
 MISUSES[by_rule, e.RuleError] = [
-    ("asks for 'input'|HERE|it may name x, y", lambda dy, input: dy),
+    ("takes 'input'|HERE|it may name x, y", lambda dy, input: dy),
     ("returned 0.0, expected a Tensor, got float|HERE|'Sign' at", lambda dy: 0.0),
     ("expected a Tensor, got ndarray|HERE", lambda dy: np.ones(2)),
     ("returned None|rg.rules.no_gradient|HERE", lambda dy: None),

@@ -71,7 +71,7 @@ def explain(error: Exception, op: Op, xs: Sequence[Tensor], attrs: Attrs = NO_AT
     if op.broadcasts and not _broadcast([x.shape for x in xs]):
         return ShapeError(
             f"{op.type}: operands could not be broadcast together, regrad.{op.name} got {inputs}. "
-            "Counted from the last axis, sizes must be equal, or one of them must be 1."
+            "From the last axis on, sizes have to be equal, or one of them 1."
         )
     if is_of_caller(error):
         error.add_note(f"in the op type {op.type!r} (regrad.{op.name}) of {inputs}")

@@ -287,8 +287,8 @@ def op_types(key: Any) -> tuple[Any, ...]:
         whole = [e for e in entries(key.where) if not (isinstance(e, str) or is_predicate(e))]
         if whole or key.nth is not None:
             raise ArgumentError(
-                f"{key!r} stands for whole calls, which exist only for functions that a name_scope "
-                "decorates: write @rg.name_scope('block1') above the function, and "
+                f"{key!r} means whole calls as one op, which exist only for functions that a "
+                "name_scope decorates: write @rg.name_scope('block1') above the function, and "
                 "rg.at('block1'). Or name the op type for the key, rg.at(where, 'Relu')."
             )
         import_module("regrad.transforms.whole_calls")  # (it registers how `name_scope` calls)
