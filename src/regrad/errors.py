@@ -1,6 +1,7 @@
 """Every error of regrad, and the helpers that build error messages.
 
-A message says what failed, where, what was expected, what came, and what to call instead.
+A message names the failed call, its location, the expected and the actual arguments, and the call
+to write instead.
 Each class also derives from the built-in class that Python code expects in this case.
 """
 
@@ -200,7 +201,7 @@ NESTED = "a container holds itself, or is nested too deeply"
 
 
 def refusal(error: Exception, name: str, given: Mapping[str, object]) -> Exception:
-    """Return an error as one of regrad's, which names the function and its arguments.
+    """Convert an error to an error of regrad that names the function and its arguments.
 
     Errors without a cause in the call (a warning made an error, a missing file, a NaN check that
     the user has enabled) stay unchanged.

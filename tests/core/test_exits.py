@@ -121,7 +121,7 @@ def test_a_wrong_exit_raises_and_changes_nothing(make, see, inside, outside, wro
     assert see() == inside
     for _ in range(2):
         refused(lambda: WRONG[wrong](partial(leave, scope)), ArgumentError,
-                "exited in a different thread or context .* still open")  # fmt: skip
+                "exited in a different thread or context.* still open")  # fmt: skip
         assert see() == inside
     leave(scope)
     assert see() == outside

@@ -263,7 +263,7 @@ MISUSES[run, e.ArgumentError] = [
     ("got the function sign|Did you mean 'Sign'?", lambda: in_jax({rg.sign: "Identity"})),
 ]  # fmt: skip
 MISUSES[run, e.NotFiredError] = [
-    ("'Sign' never ran|HERE|Call assert_fired() after the gradient", lambda: torch_asked(grad=False)),
+    ("'Sign' never ran|HERE|Call assert_fired() after", lambda: torch_asked(grad=False)),
     ("'Sign' never ran|no call of the function that override", lambda: jax_asked(original=True)),
     ("'Relu' never ran|Run the model, and not only its backward pass", around_backward_only),
     ("no gradient passed through them|inputs require a gradient", of_no_gradient),

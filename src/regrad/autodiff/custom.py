@@ -23,7 +23,7 @@ from regrad.errors import GradientError
 Y = TypeVar("Y")
 
 
-# Type checkers cannot remove the last parameter of a function, and cannot tell whether it is
+# Type checkers cannot remove the last parameter of a function, and do not see whether it is
 # `save`. So the annotations have the result, and leave the parameters open.
 @overload
 def custom_grad(f: Callable[..., tuple[Y, Any]]) -> Callable[..., Y]: ...

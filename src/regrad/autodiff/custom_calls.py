@@ -80,7 +80,7 @@ class CustomRule(SavedValues, Rule):
         return enumerate(self.pulled(dy, record.inputs))
 
     def pulled(self, dy: Cotangent, wanted: Sequence[Any]) -> Sequence[Any]:
-        """Return the gradients of the inputs. `wanted` is true for each one that is needed."""
+        """Return the gradients of the inputs. `wanted` is true for each needed gradient."""
         dy = dy if isinstance(dy, Tensor) else self.rebuild(dy)
         return self.per_input(self.answer(dy, lambda: self.arguments().needs(wanted)))
 

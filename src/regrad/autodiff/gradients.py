@@ -95,7 +95,7 @@ def grad(
     Args:
         f: A function that returns a Tensor of any shape.
         argnums: The position of the argument to differentiate by, or a sequence of positions,
-            which returns a tuple of gradients. All positional arguments of g are then those of f.
+            which returns a tuple of gradients. g then passes all positional arguments to f.
         has_aux: f returns `(y, aux)`, and g returns `(gradient, aux)`.
         unconnected: What to do if no path leads from x to f(x): `"raise"`, or return zeros
             (`"zero"`) or None (`"none"`).
@@ -491,8 +491,8 @@ def variable_grads(
 
     Args:
         f: A function without arguments that returns a scalar Tensor.
-        var_list: The Variables to differentiate by; by default all trainable ones that f
-            reads.
+        var_list: The Variables to differentiate by; by default all trainable Variables
+            that f reads.
 
     `grads` maps names to gradients, in the order in which the variables were made. If a trainable
     variable does not lead to the value, it is absent. A variable in `var_list` that is not

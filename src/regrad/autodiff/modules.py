@@ -91,7 +91,7 @@ class Module:
         return [v for v in self.variables if v.trainable]
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Set an attribute. Raises if a Tensor would replace a Variable, which ends its training."""
+        """Set an attribute. Raises if a Tensor would replace a Variable and end its training."""
         if isinstance(value, Tensor) and isinstance(vars(self).get(name), Variable):
             raise ArgumentError(
                 f"{type(self).__name__}.{name} = x would put a Tensor in the place of a Variable; "

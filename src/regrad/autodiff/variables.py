@@ -63,7 +63,7 @@ class Variable(Methods, Readable):
         dtype: The dtype, if it differs from the dtype of `initial`.
 
     A Variable is accepted wherever a Tensor is. There is no registry of variables:
-    `variable_grads` finds the ones that its function reads.
+    `variable_grads` finds the Variables that its function reads.
 
     Source: `tf.variable` of TensorFlow.js.
 

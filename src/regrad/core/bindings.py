@@ -63,7 +63,7 @@ class OpBinding(Binding):
     everywhere). `at_site` makes the rule for an op's site, if the map's rule takes `site`.
     """
 
-    token: Any = None  # what else the rules of a compiled body depend on
+    token: Any = None  # further data on which the rules of a compiled body depend
     paths: dict[str, None] | None = None  # where ops were created, if the rule is limited to places
 
     def __init__(
@@ -131,7 +131,7 @@ Overrides = Mapping[Any, OpBinding] | None  # by op type; see `State` for other 
 
 
 class RepeatedBinding(OpBinding):
-    """A binding for ops that are created again after they were counted."""
+    """A binding for ops that are created again. Their first creation was counted."""
 
     def __init__(self, first: OpBinding) -> None:
         super().__init__(first.op, first.rule, first.depth, first.key, first.at_site)

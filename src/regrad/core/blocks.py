@@ -8,8 +8,8 @@ of `__exit__`. The change (a tape, an override) would then stay active.
 Two facts help. No handler runs between an instruction and the C function that it calls. And an
 exception that is raised when a generator resumes is raised at its `yield`, inside its `try`. So
 both ends of a block are C code all the way down to the generator. `next` starts the generator.
-`any` ends it: `any` evaluates the truth value of what the generator yields. A generator that must
-not end here yields a `Refusal`, and stays suspended.
+`any` ends it: `any` evaluates the truth value of each object that the generator yields. A generator
+that must not end here yields a `Refusal`, and stays suspended.
 """
 
 from __future__ import annotations
@@ -78,9 +78,9 @@ class Refusal:
 
     def __bool__(self) -> bool:
         raise ArgumentError(
-            "a scope was exited in a different thread or context than the one that entered it. "
-            "regrad changed nothing: the scope is still open there. Exit it in the thread and the "
-            "asyncio task that entered it; jobs and threads inherit its rules automatically."
+            "a scope was exited in a different thread or context. regrad changed nothing: the "
+            "scope is still open where it was entered. Exit it in the thread and the asyncio task "
+            "that entered it; jobs and threads inherit its rules automatically."
         )
 
 

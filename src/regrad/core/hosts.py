@@ -182,7 +182,7 @@ class Feature:
         self.losses += broken
 
     def lose(self, why: str) -> HostError:
-        """Record why the feature is unsupported from now on, and return the error that says so."""
+        """Record why the feature is unsupported from now on, and return the error for its use."""
         self.losses.append(why)
         return self.error()
 

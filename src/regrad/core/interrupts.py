@@ -7,7 +7,7 @@ instructions. A KeyboardInterrupt there would lose both, and with them the weigh
 
 This applies to every signal that has a handler in Python. Python can only read handlers one by one,
 which takes a fifth of the time of a small compiled call. So regrad reads all of them only after
-`FRESH` seconds. At each block it reads the `USUAL` signals, and those that had a handler before.
+`FRESH` seconds. At each block it reads the `USUAL` signals, and all signals that had a handler.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import Any
 
 from regrad.core.state import in_state
 
-try:  # the C functions; those of `signal` convert everything to enums, and take twelve times longer
+try:  # the C functions; `signal.signal` and others make enums, and take twelve times longer
     from _signal import getsignal  # pyright: ignore[reportMissingImports]
     from _signal import signal as set_handler  # pyright: ignore[reportMissingImports]
 except ImportError:
@@ -42,7 +42,7 @@ _handled = USUAL  # the signals that may have a handler
 _open: list[Deferred] = []  # the blocks of the main thread, innermost last
 _main: list[int | None] = [threading.main_thread().ident]  # Python runs handlers only there
 
-if hasattr(os, "register_at_fork"):  # a child's main thread is the one that forked
+if hasattr(os, "register_at_fork"):  # in a child, the thread that forked is the main thread
 
     def _forked() -> None:
         _main[0] = threading.main_thread().ident

@@ -367,7 +367,7 @@ def _of_names(names: Sequence[str]) -> inspect.Signature:
 
 
 def piecewise_constant(type: str, rule: RuleFunction) -> None:
-    """Set an op's rule to one that is zero (or `rules.no_gradient`) where the op is differentiable.
+    """Set an op's rule, which is zero (or `rules.no_gradient`) where the op is differentiable.
 
     Such a rule ignores its inputs, like the rule of a linear op. But the op is not linear, and
     forward mode has to distinguish the two.

@@ -240,7 +240,7 @@ def _runs(owner: Any, own: Any, frame: Any) -> Any:
         return first if matches(owner, ChainStep((), first)) else None
     if held is not None:
         return owner if first is held else None
-    # (functions that one `def` made share their code, and differ in what they close over)
+    # (functions that one `def` made share their code, and differ in their closures)
     known = inspect.getclosurevars(function).nonlocals
     return owner if all(frame.f_locals.get(name) is known[name] for name in known) else None
 

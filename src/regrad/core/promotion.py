@@ -180,7 +180,7 @@ def gradient_dtype(x: Array, wide: np.dtype) -> np.dtype:
     """Return the dtype of a gradient of x: x's own dtype, or `wide` if x has integers.
 
     An integer has a gradient if a rule returned one, of any float dtype. A program needs the dtype
-    before the gradient exists, and two branches must agree. So it is the widest one present.
+    before the gradient exists, and two branches must agree. So regrad uses the widest float dtype.
     """
     return x.dtype if is_inexact(x.dtype) else wide
 

@@ -231,7 +231,7 @@ class ReplacingRule(Rule):
         if self.rule:
             parts += [self.rule.function, *getattr(self.rule, "functions", {}).values()]
         found = {id(f): f for f in (*parts, *self.learned.values()) if f is not None}
-        self.functions: dict[int, Any] = found  # cache keys include their code and what it reads
+        self.functions: dict[int, Any] = found  # cache keys depend on their code
 
     def keeps(self, wanted: frozenset[int]) -> Kept:
         raise AssertionError("an op was recorded whose value is replaced")

@@ -83,7 +83,7 @@ NO_PLANS: Mapping[frozenset[int], Kept] = MappingProxyType({})
 
 
 class Rule:
-    """Propagates a gradient through one op: what a record must keep, and the pull itself."""
+    """Propagates a gradient through one op. Decides which values a record must keep."""
 
     __slots__ = ()  # (for rules that are made at each call; other rules may have any attributes)
 

@@ -79,13 +79,13 @@ def refuse_once(name: str, overrides: Mapping[Any, Any] | None) -> None:
     if any(binding.once for binding in (overrides or {}).values()):
         raise GradientError(
             f"{name}: an override with order=1 is active, but only the library that calls the "
-            "function can tell which derivative is the first. Let the rules apply at every order "
+            "function can identify the first derivative. Let the rules apply at every order "
             "(order=None), or differentiate with regrad's functions."
         )
 
 
 class Scope(Block, Report[B]):
-    """Rules that are active within a block, with a report of what they did."""
+    """Rules that are active within a block, with a report of their effects."""
 
     closes_over: tuple[str, ...] = ("_rules",)
 

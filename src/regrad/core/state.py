@@ -239,7 +239,7 @@ def elsewhere(tensor_id: int) -> list[Tape]:
 
 
 def _own_tapes(state: State | None) -> Iterator[Tape]:
-    """Yield the tapes of a context, also the ones that a custom function or a region suspends."""
+    """Yield the tapes of a context, also tapes that a custom function or a region suspends."""
     while state is not None:
         yield from state.tapes
         guard = state.guard
