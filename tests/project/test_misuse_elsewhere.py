@@ -252,7 +252,7 @@ MISUSES[run, e.ArgumentError] = [
     ("of its shape or of one example|(1, 5)|(2, 3)",
      lambda: relevance(0, rg.rules.lrp.deep_lift(), reference=torch.zeros(1, 5))),
     ("torch.compile", lambda: rg.jit(NET)(X)),
-    ("at('layers.0')|paths are those in model=model", lambda: in_a_model("layers.0")),
+    ("at('layers.0')|takes paths from model=model", lambda: in_a_model("layers.0")),
     ("apply_gradients(zip(gradients, variables))",
      lambda: rg.train.Optimizer(optax.sgd(0.1)).apply_gradients([rg.Variable(x, name="w")], [x])),
     ("must be a string|@tf.RegisterGradient('Name')", lambda: tf.RegisterGradient(squares)),

@@ -187,7 +187,7 @@ def spread(
             if isinstance(each, at) and each.counts and (each.nth or 0) < 0:
                 raise ArgumentError(f"{each!r}: nth counts calls from 0; the last call is unknown")
             if each in found:
-                raise ArgumentError(f"two keys of the map mean {each!r:.80}; pass one")
+                raise ArgumentError(f"two keys of the map mean {each!r:.80}; pass only one")
             found[each] = rule
     return found
 
@@ -531,7 +531,7 @@ def near_paths(entry: str, paths: Iterable[str]) -> str:
     shown = f" It has {', '.join(map(repr, known[:5]))}{', …' * (len(known) > 5)}; * is any name."
     hint = near(entry, known) or _near_last(entry, known)
     return hint or (
-        shown if known else " No part of it has a path; paths are those in model=model."
+        shown if known else " No part of it has a path; regrad takes paths from model=model."
     )
 
 
