@@ -211,7 +211,7 @@ def read_in_a_graph(x):
         tf.Variable(1.0).read_value()
 
 
-OURS = "step expected a Variable or a Tensor of regrad's"
+OURS = "step expected a Variable or a Tensor of regrad"
 NAMELESS = "has the parameters step, but did not return their gradients by name"
 REFUSED = [
     # Ops of a custom function are not differentiated one by one: the parameter would learn nothing.

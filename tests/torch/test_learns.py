@@ -216,7 +216,7 @@ REFUSED = {
         "detached": (lambda: opened("Relu", learns(by_step, step=P.detach())), NOT_A_LEAF),
         "regrad's own": (
             lambda: opened("Relu", learns(by_step, step=P), rg.gradient_override_map),
-            "expected a Variable or a Tensor of regrad's, got Par"),
+            "expected a Variable or a Tensor of regrad, got Par"),
     },
     RuleError: {
         "a rule without it": (lambda: learns(lambda dy, x: dy, step=P),

@@ -159,7 +159,7 @@ def learns(rule: Any, /, **parameters: Any) -> Learns:
             are the gradients of g.
         parameters: The parameters, by name: in regrad Variables or Tensors (in a graph, its
             variables and tensors), in PyTorch tensors that require a gradient, in JAX arrays. In
-            JAX they are arguments of the differentiated function, which makes the override.
+            JAX they are arguments of the differentiated function, which has to call `override`.
 
     The parameters become inputs of the op, at every order, also in checkpoints, loops and branches.
     If `rg.replace` replaces the op's value, its `forward` may name the parameters, too.
@@ -258,7 +258,7 @@ class Learns(MapRule):
 
     def bound_to(self, op: Op) -> Rule:
         """Return the rule for an op of regrad with the parameters as further inputs."""
-        self.check(lambda x: isinstance(x, Tensor | Readable), "a Variable or a Tensor of regrad's")
+        self.check(lambda x: isinstance(x, Tensor | Readable), "a Variable or a Tensor of regrad")
         return resolve(self.rule, self.extended(op))
 
     @property

@@ -247,7 +247,7 @@ def open_groups(record: Record, pulled: Iterable[tuple[int, Any]]) -> Iterator[t
             yield from zip(place, dx, strict=True)
         else:
             got = f"{len(dx)} gradients" if isinstance(dx, list | tuple) else kind(dx)
-            expected = f"a list of as many as the input has: it is a sequence of {len(place)}."
+            expected = f"a list, one gradient per tensor: the input is a sequence of {len(place)}."
             raise _wrong(record, place[0], got, expected)
 
 
