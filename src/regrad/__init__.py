@@ -1,9 +1,9 @@
-"""regrad: a differentiable tensor library in which every gradient is yours.
+"""regrad: a differentiable tensor library in which you control every gradient.
 
-Array operations carry the names and signatures of the Array API standard.
+Array operations have the names and signatures of the Array API standard.
 """
 
-# A catalogue: each module once, with its names.
+# Each module is listed once, with its names.
 # isort: skip_file
 import typing as _typing
 
@@ -88,7 +88,7 @@ if _typing.TYPE_CHECKING:
     from regrad.transforms.jit import jit
     from regrad.transforms.vmap import vmap
 
-# What is imported when it is first used: modules, and names by the modules that have them.
+# Lazily imported: modules, and names by module.
 _PARTS = (
     "extend", "fft", "jax", "linalg", "losses", "nn", "plot", "random", "rules", "testing", "torch",
     "train", "v1",
@@ -110,7 +110,7 @@ _TOOLS = {name: module for module, names in _LATER.items() for name in names.spl
 variable = Variable
 __version__ = "0.1.0"
 __array_api_version__ = "2024.12"
-# (Without the parts and tools that need other packages, or are for tests and new ops.)
+# (Without parts and tools that need other packages, or that are for tests and new ops.)
 __all__ = [
     "Indices", "Module", "RegisterGradient", "Site", "Tensor", "Variable", "abs", "acos", "acosh",
     "add", "add_n", "all", "allclose", "any", "arange", "argmax", "argmin", "argsort", "asarray",
@@ -146,10 +146,10 @@ __all__ = [
 ]  # fmt: skip
 
 
-if not _typing.TYPE_CHECKING:  # to a type checker a name that is not above is an error
+if not _typing.TYPE_CHECKING:  # so that type checkers report names that are not listed above
 
     def __getattr__(name: str) -> object:
-        """Import parts when they are first used; say what a misspelt or foreign name is called."""
+        """Import parts when they are first used; raise with a hint for other names."""
         from importlib import import_module
 
         try:
@@ -159,10 +159,10 @@ if not _typing.TYPE_CHECKING:  # to a type checker a name that is not above is a
                 _needed("jax", "export", f"rg.{name}")
             if name in _TOOLS:
                 value = getattr(import_module(f"regrad.{_TOOLS[name]}"), name)
-                return globals().setdefault(name, value)  # from now on found without this function
-        except _MissingPackageError as error:  # so that hasattr(regrad, "jax") says no
+                return globals().setdefault(name, value)  # later accesses do not call this function
+        except _MissingPackageError as error:  # so that hasattr(regrad, "jax") is False
             raise _MissingPartError(str(error), obj=__name__) from error
-        if name.startswith("__"):  # Python asks for such names, and so does code that looks around
+        if name.startswith("__"):  # (Python and inspection tools read such names)
             raise AttributeError(f"module 'regrad' has no attribute {name!r}")
         hint = _of_name(name, [*__all__, *_PARTS, *_TOOLS])
         raise _unknown(f"module 'regrad' has no attribute {name!r}.{hint}", __name__)

@@ -176,7 +176,7 @@ def by_rule(rule):
 # HERE is this file.
 MISUSES = {}
 MISUSES[by_rule, e.RuleError] = [
-    ("asks for 'input'|HERE|it may name x, y", lambda dy, input: dy),
+    ("takes 'input'|HERE|it may name x, y", lambda dy, input: dy),
     ("returned 0.0, expected a Tensor, got float|HERE|'Sign' at", lambda dy: 0.0),
     ("expected a Tensor, got ndarray|HERE", lambda dy: np.ones(2)),
     ("returned None|rg.rules.no_gradient|HERE", lambda dy: None),
@@ -252,7 +252,7 @@ MISUSES[run, e.ArgumentError] = [
     ("of the same shape or of one example|(1, 5)|(2, 3)",
      lambda: relevance(0, rg.rules.lrp.deep_lift(), reference=torch.zeros(1, 5))),
     ("torch.compile", lambda: rg.jit(NET)(X)),
-    ("at('layers.0')|paths are those in model=model", lambda: in_a_model("layers.0")),
+    ("at('layers.0')|takes paths from model=model", lambda: in_a_model("layers.0")),
     ("apply_gradients(zip(gradients, variables))",
      lambda: rg.train.Optimizer(optax.sgd(0.1)).apply_gradients([rg.Variable(x, name="w")], [x])),
     ("must be a string|@tf.RegisterGradient('Name')", lambda: tf.RegisterGradient(squares)),
@@ -263,10 +263,10 @@ MISUSES[run, e.ArgumentError] = [
     ("got the function sign|Did you mean 'Sign'?", lambda: in_jax({rg.sign: "Identity"})),
 ]  # fmt: skip
 MISUSES[run, e.NotFiredError] = [
-    ("'Sign' never ran|HERE|Ask after the gradient", lambda: torch_asked(grad=False)),
+    ("'Sign' never ran|HERE|Call assert_fired() after", lambda: torch_asked(grad=False)),
     ("'Sign' never ran|no call of the function that override", lambda: jax_asked(original=True)),
     ("'Relu' never ran|Run the model, and not only its backward pass", around_backward_only),
-    ("no gradient passed them|inputs that require a gradient", of_no_gradient),
+    ("no gradient passed through them|inputs require a gradient", of_no_gradient),
     ("'Sin' never ran|no call of the function that override returned",
      lambda: rg.jax.override(jnp.sin, {"Sin": "Sin"}).assert_fired()),
 ]  # fmt: skip

@@ -207,20 +207,20 @@ def answer(rule):
 
 
 NOT_A_LEAF = "step expected a tensor of PyTorch that requires"
-UNNAMED = "learns step, and did not return gradients by name"
+UNNAMED = "has the parameters step, but did not return their gradients by name"
 REFUSED = {
     ArgumentError: {
-        "no parameter": (lambda: learns(lambda dy: dy), "learns names no parameter"),
+        "no parameter": (lambda: learns(lambda dy: dy), "learns needs a parameter"),
         "no rule": (lambda: learns(3, step=P), "learns expected a rule, got"),
         "a float": (lambda: opened("Relu", learns(by_step, step=2.0)), NOT_A_LEAF),
         "detached": (lambda: opened("Relu", learns(by_step, step=P.detach())), NOT_A_LEAF),
         "regrad's own": (
             lambda: opened("Relu", learns(by_step, step=P), rg.gradient_override_map),
-            "expected a Variable or a Tensor of regrad's, got Par"),
+            "expected a Variable or a Tensor of regrad, got Par"),
     },
     RuleError: {
         "a rule without it": (lambda: learns(lambda dy, x: dy, step=P),
-                              "does not ask for its parameter 'step'"),
+                              "does not take its parameter 'step'"),
         "a value without it": (lambda: rg.replace(lambda x: x, step=P), "does not take its par"),
         "a call": (lambda: learns(by_step, step=P)(P), "cannot be called"),
         "an answer without": (lambda: answer(lambda dy, step: dy), UNNAMED),
