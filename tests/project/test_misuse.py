@@ -255,7 +255,7 @@ MISUSES[run, e.ArgumentError] = [
     ("assign to the variable 'V'|got None|no return statement?", lambda: V.assign(None)),
     ("be a function, got Optimizer|fit(step, batches", lambda: rg.train.fit(ADAM, [1.0], 1)),
     ("Scale.w = x|in the place of a Variable|w.assign(x)", lambda: replaced(Scale())),
-    ("save(path, variables)|got Scale|give module.variables",
+    ("save(path, variables)|got Scale|pass module.variables",
      lambda: rg.train.save("w.safetensors", Scale())),
     ("save(path, variables): expected the name of a file|got list",
      lambda: rg.train.save([V], "w.safetensors")),

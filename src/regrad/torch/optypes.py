@@ -294,7 +294,7 @@ def functions_named(names: str) -> list[Any]:
 
 def _with_overloads(function: Any) -> list[Any]:
     """A function, if it is one, and the overloads of one of `torch.ops.aten`."""
-    if not isinstance(function, Packet):  # (the `__gt__` of a module is no function of torch)
+    if not isinstance(function, Packet):  # (not the `__gt__` of a module)
         of_torch = callable(function) and not isinstance(function, MethodWrapperType)
         return [function] if of_torch else []
     return [function, *[getattr(function, name) for name in function.overloads()]]

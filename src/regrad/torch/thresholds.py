@@ -141,7 +141,7 @@ def _select(op: Lookup, condition: torch.Tensor, input: float, other: float) -> 
 def _result(found: Compared, op: Lookup, y: torch.Tensor) -> torch.Tensor:
     """Return the step if a result is of floats; else the result, of which the difference is noted.
 
-    (The result is torch's own, and the caller gives its value to the step.)
+    (The result is torch's own, and the caller copies its value to the step.)
     """
     if y.is_floating_point():
         return found.step(op, y.dtype)
