@@ -20,8 +20,8 @@ from typing import NamedTuple
 from tests.helpers.paths import ROOT
 
 MARKS = {
-    "pro-form": r"that of|those of|those by|that by|one that|ones that|those that|as those|as one(?=[.,;:]| that)"
-    r"|are such|of such",
+    "pro-form": r"that of|those of|those by|that by|one that|ones that|those that|as those"
+    r"|as one(?=[.,;:]| that)|are such|of such",
     "what-clause": r"(?:^|(?<=[.;:,*] )|(?<=\band )|(?<=\bof )|(?<=\bsays )|(?<=\bis )|(?<=\bare )"
     r"|(?<=\bhas )|(?<=\bsees )|(?<=\bfor )|(?<=\bin ))[Ww]hat (?!if|happens|you|to)\w+",
     "passive": r"(?:is|are|was|were|be|been) (?:told|refused|passed over|taken apart|taken along"

@@ -40,7 +40,7 @@ def test_a_mark_is_found(prose, mark, tmp_path):
 def test_each_kind_of_text_is_read(tmp_path):
     module = tmp_path / "module.py"
     module.write_text(
-        '"""Skipped in silence."""\n\n# in silence\nraise ValueError(f"{1} passed in silence by x")\n'
+        '"""Skipped in silence."""\n\n# in silence\nraise ValueError(f"{1} goes by in silence")\n'
     )
     kinds = [text.kind for text in texts_of(module) for _ in marks_of(text)]
     assert kinds == ["docstrings", "messages", "comments"]
