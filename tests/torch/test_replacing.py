@@ -339,7 +339,7 @@ REFUSED = {
     "T": ({torch.Tensor.T.__get__: NEGATIVE}, None, "returns a view"),
     "batch norm": ({F.batch_norm: rg.replace(lambda input: input)},
          lambda x: nn.BatchNorm1d(2).double()(x),
-         "updates a tensor that it is given .* 'training'"),
+         "updates one of its arguments it is given .* 'training'"),
     "foreach": ({"Tanh": NEGATIVE}, lambda x: torch._foreach_tanh([x]), "computes 'Tanh' inside"),
     "indices": ({"Max": rg.replace(lambda x, forward: forward(x))}, lambda x: x.max(1),
          "its own value"),
