@@ -228,7 +228,7 @@ REFUSED = {
         "another name": (lambda: answer(lambda dy, step: (dy, {"st": dy})), UNNAMED),
     },
     PassedOverError: {
-        "an apply": (lambda: held_apply(), r"through an `apply` that the program read before the scope"),
+        "an apply": (lambda: held_apply(), "`apply` that the program read before the scope"),
     },
 }  # fmt: skip
 
