@@ -232,7 +232,7 @@ def test_frozen_parameters_need_no_answer():
     with override({at("head"): lambda dy, x: dy @ torch.ones(2, 4, dtype=D)}, model=model):
         model(X).sum().backward()
         model.head.requires_grad_(True)
-        with pytest.raises(RuleError, match="says nothing of the parameter 'weight'"):
+        with pytest.raises(RuleError, match="returns no gradient for the parameter 'weight'"):
             model(X)
 
 
@@ -436,7 +436,9 @@ def test_parameters_that_are_sharded(one_process):
 # -- what is refused, and modules that never run ---------------------------------------------------
 
 OF_TANH = {"Tanh": rg.rules.optional(lambda dy: dy)}
-NOTHING_SAID = r"at\('head'\): the rule '<lambda>' says nothing of the parameter 'weight' of 'head'"
+NOTHING_SAID = (
+    r"at\('head'\): the rule '<lambda>' returns no gradient for the parameter 'weight' of 'head'"
+)
 
 
 @pytest.mark.parametrize(("rule", "words"), [
@@ -448,7 +450,7 @@ def test_rules_that_forget_the_parameters(rule, words):
 
 
 def test_rules_that_forget_the_parameters_of_a_module_that_comes_later():
-    refused("says nothing of the parameter 'weight'", {
+    refused("returns no gradient for the parameter 'weight'", {
         at(nn.Linear): rg.rules.optional(lambda dy: dy)
     }, lambda: make()(X), RuleError)  # fmt: skip
 
