@@ -172,8 +172,8 @@ def types_run_by(func: Callable[..., Any]) -> frozenset[str] | None:
     """Return the op types that a function of torch may run; None if only a run can tell.
 
     The table of composites has them, or the ATen op with the function's name. An ATen op that is
-    not composite is dispatched as one op, because torch does not dispatch calls inside its kernel
-    to modes. A function that torch implements in Python runs the functions that its code names.
+    not composite dispatches once, because torch does not dispatch the calls inside its kernel to
+    modes. A function that torch implements in Python runs the functions that its code names.
     """
     name = getattr(func, "__name__", "")
     if func in fused():

@@ -169,8 +169,8 @@ class RuleCall:
             enable_saved_hooks()  # (the program has disabled them; an error would leave them so)
             raise GradientError(
                 f"order=1: {self.describe()} runs under torch.func in a program of torch.compile, "
-                "where regrad cannot tell which derivative is the first. Compile the function that "
-                "torch.func differentiates, or let the rules apply at every order (order=None)."
+                "where the order of a derivative is unknown. Compile the function that torch.func "
+                "differentiates, or let the rules apply at every order (order=None)."
             )
         return is_traced()
 
@@ -339,8 +339,8 @@ class Overridden(torch.autograd.Function, metaclass=Silent):
         call, specs, outputs, _ = ctx.known
         if call.once:
             raise GradientError(
-                f"forward mode: {call.describe()} has order=1, and regrad cannot tell which "
-                "derivative is the first. Use reverse mode (grad, jacrev, vjp), at every order."
+                f"forward mode: {call.describe()} has order=1, and in forward mode the order "
+                "of a derivative is unknown. Use reverse mode (grad, jacrev, vjp), at every order."
             )
         if call.rule.asks_builtin or "forward" in call.rule.rule.extras:
             raise GradientError(

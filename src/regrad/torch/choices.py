@@ -83,7 +83,7 @@ def at_its_site(held: Any, scope: Any, op_type: str, xs: Sequence[torch.Tensor])
 
 
 def bind_call(scope: Any, key: Any, op_type: str, shape: tuple[int, ...]) -> Hit:
-    """Count a call under the rule of a key, at its line; `shape` is that of its first tensor."""
+    """Count a call under the rule of a key, at its line; `shape` is its first tensor's shape."""
     if (within := AROUND.get().within) is not None:
         raise within.hides(op_type)
     place = AROUND.get().place

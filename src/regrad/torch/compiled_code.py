@@ -514,7 +514,7 @@ def call_module(
     if to.whole and to is not spot:  # (the module runs in Python, between two programs)
         raise dynamo.graph_break(
             f"the call of {type(module).__name__} has a rule of regrad as a whole, and runs in "
-            "Python between two programs, so do not pass fullgraph=True"
+            "Python between two programs. Do not pass fullgraph=True"
         )
     before = list(stack)
     changed = {a._ruleset: b._ruleset for a, b in zip(spot, to, strict=True) if a is not b}

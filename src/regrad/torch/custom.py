@@ -262,7 +262,7 @@ class Custom(torch.autograd.Function, metaclass=Silent):
     def jvp(ctx: Any, *tangents: torch.Tensor | None) -> Any:
         raise GradientError(
             f"forward mode: {ctx.call.name} has a custom gradient written with torch's functions, "
-            "and regrad cannot tell whether it is linear in dy. Use reverse mode (grad, jacrev, "
+            "and regrad cannot verify that it is linear in dy. Use reverse mode (grad, jacrev, "
             "vjp), or write the function with regrad and call regrad.torch.from_regrad."
         )
 

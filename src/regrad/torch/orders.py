@@ -1,8 +1,8 @@
 """The kind of backward pass that runs: a program's own, or one through a gradient from rules.
 
-A rule with `order=1` defines only the first derivative. The node of an op in autograd's record
-cannot tell which derivative the engine computes, because the engine always calls it in the same
-way. But differentiating a gradient (made with `create_graph=True`) passes through the ops that
+A rule with `order=1` defines only the first derivative. The node of an op in autograd's record does
+not have the order of the derivative, because the engine calls the node in the same way at every
+order. But differentiating a gradient (made with `create_graph=True`) passes through the ops that
 computed the gradient. So each gradient that leaves an op under such a rule passes a node of
 `Gradient`. With g = rule(x, dy), the record of g is
 

@@ -39,7 +39,7 @@ def add_product(
     product: Callable[..., Any], names: Sequence[str], op: Lookup, *args: Any,
     beta: float = 1, alpha: float = 1, **named: Any,
 ) -> Any:  # fmt: skip
-    """`beta * input + alpha * (a @ b)`: `addmm` and similar; `names` are those of the operands."""
+    """`beta * input + alpha * (a @ b)`: `addmm` and similar; `names` has the operands' names."""
     input, a, b = (*args, *[named[n] for n in ("self", "input", *names) if n in named])
     return product(op, a, b) * alpha + input * beta
 

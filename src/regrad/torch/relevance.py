@@ -299,7 +299,7 @@ class Ops(torch.overrides.TorchFunctionMode):
         return y
 
     def _alias(self, xs: list[Point], x: Any) -> Any:
-        """Return an alias of a tensor for this call, so that its gradient is that of this use."""
+        """Return an alias of a tensor for this call, whose gradient covers only this use."""
         if not isinstance(x, torch.Tensor) or not x.requires_grad:
             return x
         with DisableTorchFunction():

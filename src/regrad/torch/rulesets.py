@@ -470,7 +470,7 @@ def family_of(key: Any) -> optypes.Family:
                 return optypes.make_family(function)
             op = find_op(key)  # raises for a name that regrad does not know
             raise UnknownOpError(
-                f"regrad knows no torch callable for the op type {op.type!r}."
+                f"there is no torch callable for the op type {op.type!r}."
                 f"{near(op.type, optypes.families())} Give the torch callable itself as the key."
             )
         return family

@@ -1,4 +1,4 @@
-"""Calls of whole modules as one op: keys `rg.at(where)` without an op.
+"""Calls of whole modules, each treated as a single op: keys `rg.at(where)` without an op.
 
 regrad treats such a call as a function of the module's tensors and parameters. They pass through an
 `autograd.Function` of regrad, as for any callable that is a key (`calls`). So the parameters get

@@ -262,7 +262,7 @@ _has_kernel: Any = CUSTOM_OPS.part(
 
 
 def is_single(packet: Any) -> bool:
-    """Return whether torch dispatches the overloads of an ATen op as one op, not as several."""
+    """Return whether every overload of an ATen op dispatches once, and not as several ops."""
     return not any(_is_made_of_others(getattr(packet, each)) for each in packet.overloads())
 
 

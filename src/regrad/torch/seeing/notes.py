@@ -117,7 +117,7 @@ class OpNote(SeenOp):
             ]
 
     def hold_function(self, first: Any, args: Sequence[Any]) -> None:
-        """Keep a Function's arguments; for a Function of regrad, those of the call in it."""
+        """Keep a Function's arguments; for a Function of regrad, the arguments of its call."""
         if isinstance(first, RuleCall):
             self.func: Any = first
             self.hold(args[1:], {})

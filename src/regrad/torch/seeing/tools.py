@@ -145,7 +145,7 @@ def compare_gradients(
     rtol: float = RTOL,
     seed: int = 0,
 ) -> Callable[..., GradientComparison]:
-    """Return a function that compares two gradients: that of `f`, and another one of the function.
+    """Return a function that compares the gradient of `f` with another gradient of the function.
 
     Args:
         f: A function or module, as for `trace_gradients`.
