@@ -442,7 +442,8 @@ NOTHING_SAID = (
 
 
 @pytest.mark.parametrize(("rule", "words"), [
-    (lambda dy: dy, NOTHING_SAID), (lambda dy, x: dy, NOTHING_SAID), ("Relu", "no gradient for the"),
+    (lambda dy: dy, NOTHING_SAID), (lambda dy, x: dy, NOTHING_SAID),
+    ("Relu", "returns no gradient for the parameter"),
     (lambda dy, weight: dy, "the parameter 'bias'"),
 ], ids=["dy", "x", "Relu", "weight"])  # fmt: skip
 def test_rules_that_forget_the_parameters(rule, words):

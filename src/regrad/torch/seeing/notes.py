@@ -131,7 +131,7 @@ class OpNote(SeenOp):
 
     @property
     def is_held(self) -> bool:
-        """Whether the op can run again."""
+        """True if the op can run again."""
         return hasattr(self, "leaves")
 
     @property
