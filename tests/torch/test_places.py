@@ -396,7 +396,7 @@ def test_modules_that_came_later(change, words):
 
 
 def test_copies():
-    model, words = make(), "No key names this copy"
+    model, words = make(), "a copy, which no key names"
     for other in (copy.deepcopy(model), copy.deepcopy(model.layers[1])):
         refused(words, KEY, lambda other=other: other(X), model=model)
     state = torch.func.stack_module_state([make(), make()])

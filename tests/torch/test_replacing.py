@@ -344,7 +344,7 @@ REFUSED = {
     "indices": ({"Max": rg.replace(lambda x, forward: forward(x))}, lambda x: x.max(1),
          "its own value"),
     "custom op": ({"Tanh": NEGATIVE}, lambda x: torch.ops.regrad_tests.tanh(x), "'Tanh' inside"),
-    "TorchScript": ({"Tanh": NEGATIVE}, lambda x: SCRIPTED(x), "out of sight"),
+    "TorchScript": ({"Tanh": NEGATIVE}, lambda x: SCRIPTED(x), "calls no override"),
     "another shape": ({"Tanh": rg.replace(lambda x: x.sum())}, torch.tanh, r"the shape \(\)"),
     "no tensors": ({torch.randn: rg.replace(lambda xs: xs)}, lambda x: torch.randn(2), "tensor"),
 }  # fmt: skip

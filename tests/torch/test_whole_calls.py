@@ -81,7 +81,7 @@ def test_every_kind_of_place(selector, way):
     rules, paths = SELECTORS[selector]
     if (way, selector) == ("reentrant", "the model"):  # (whose backward pass torch refuses in one)
         refused(
-            "its gradient would be lost", rules(model), lambda: gradients(model, f), model=model
+            "Its gradient would be lost", rules(model), lambda: gradients(model, f), model=model
         )
         return
     with override(rules(model), model=model) as used:
@@ -129,7 +129,7 @@ def test_blocks_that_are_compiled_one_by_one():
 def test_a_whole_graph_is_refused():
     model = make()
     compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
-    refused("leave out fullgraph", {at("head"): rg.rules.optional(pre)}, lambda: compiled(X),
+    refused("Do not pass fullgraph", {at("head"): rg.rules.optional(pre)}, lambda: compiled(X),
             Exception, model=model)  # fmt: skip
 
 
@@ -473,7 +473,7 @@ def by_torch_func(model):
     return torch.func.grad(lambda p: torch.func.functional_call(model, p, (X,)).sum())(parameters)
 
 
-OF_BLOCK = "ran inside of a call of Block, which has a rule as a whole by rg.at\\('layers.1'"
+OF_BLOCK = "ran inside of a call of Block, whose whole call has a rule by rg.at\\('layers.1'"
 
 
 @pytest.mark.parametrize(("outer", "inner", "words", "run"), [

@@ -307,8 +307,8 @@ class Modules:
             if _are_alike(known.module, module):
                 raise PassedOverError(
                     f"a {kind} that is not in the model runs in a scope whose keys name modules, "
-                    f"and is built like {known.paths[0]!r} of the model. No key names this copy. "
-                    "Pass the copy as model=, or run it outside of the scope"
+                    f"and is built like {known.paths[0]!r} of the model: it is a copy, which no "
+                    "key names. Pass the copy as model=, or run it outside of the scope"
                 )
 
     def idle(self, key: at) -> list[str]:

@@ -123,7 +123,7 @@ def check_callable(f: Any, api: str) -> None:
     """Raise unless the argument of a tool is a function or a module."""
     if not callable(f) or (isinstance(f, type) and issubclass(f, torch.nn.Module)):
         got = f"the class {f.__name__}" if isinstance(f, type) else kind(f)
-        raise ArgumentError(f"{api} expected a function or a module of torch tensors, got {got}")
+        raise ArgumentError(f"{api} takes a function or a module of torch tensors, got {got}")
 
 
 # -- the function, with a flat list of tensors ----------------------------------------------------
