@@ -153,7 +153,7 @@ _RUN: dict[str, tuple[str, ...]] = {
         "max_pool2d": "max_pool2d_with_indices",
         "max_pool3d": "max_pool3d_with_indices",
         "adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d": "mean view",
-        "cat": "cat",  # (before torch 2.12 also with names of axes, which is made of it)
+        "cat": "cat",  # (before torch 2.12, its overload with names of axes is composite)
         "softmax": "_softmax",
         "log_softmax": "_log_softmax",
     }.items()

@@ -270,7 +270,7 @@ class RuleCall:
         return y if isinstance(y, tuple) else (y,)
 
     def function(self, xs: Sequence[Tensor]) -> Sequence[Tensor]:
-        """The op as a regrad function, recorded under its rule."""
+        """Run the op as a regrad function, and record it under its rule."""
         made = self.forward(*[x._data for x in xs])
         y: Any = tuple(map(wrap, made)) if isinstance(made, tuple) else wrap(made)
         state = current()

@@ -145,7 +145,7 @@ def run_node(
     old: Callable[..., Any], tracer: Any, node: Any, args: Sequence[Any],
     options: Mapping[str, Any], module: Any,
 ) -> Any:  # fmt: skip
-    """Watch a node as torch.compile runs it."""
+    """Run a node for torch.compile, and watch the run."""
     run = partial(old, tracer, node, args, options, module)
     if not SCOPES.get():
         return run()
@@ -409,7 +409,7 @@ def settle(graph: torch.fx.GraphModule) -> dict[Any, set[str]]:
     for node in nodes(graph):
         if is_ours(node.target):
             if not hasattr(node.target, "place"):
-                raise dynamo.through_dynamo(COMPILING.lose("Dynamo runs nodes out of sight"))
+                raise dynamo.through_dynamo(COMPILING.lose("Dynamo runs nodes elsewhere"))
             if node.target.place.error is not None:
                 raise dynamo.through_dynamo(node.target.place.error)
             node.target.place.count()
@@ -507,8 +507,9 @@ def call_module(
             dynamo.guard_identity(self)
     if to.whole and to is not spot and has_own_call(module):
         error = PassedOverError(
-            f"the call of {type(module).__name__} has a rule as a whole, but the class has its own "
-            "`__call__`, so torch.compile would skip the rule. Run the model without torch.compile"
+            f"the call of {type(module).__name__} has a rule as a whole, but the module defines "
+            "its own call, so torch.compile would skip the rule. Run the model without "
+            "torch.compile"
         )
         raise dynamo.through_dynamo(error)
     if to.whole and to is not spot:  # (the module runs in Python, between two programs)

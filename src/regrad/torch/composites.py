@@ -32,7 +32,7 @@ class Fused(NamedTuple):
     exact: bool = False  # the value of its parts is bit-identical to torch's
     lent: bool = False  # only for the op's own rule, if regrad's op does not have the arguments
     biased: bool = False  # only for a rule that does not name the bias
-    compares: bool = False  # booleans between (see `thresholds`): parts may be torch's own call
+    compares: bool = False  # for comparisons and casts (see `thresholds`): parts may be torch's own
 
     def changes(
         self, function: Callable[..., Any], args: Sequence[Any], options: Mapping[str, Any]

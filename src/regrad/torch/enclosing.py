@@ -147,6 +147,7 @@ def hidden_error(function: Callable[..., Any], types: set[str]) -> PassedOverErr
         what = f"{name}, a custom op"
     ran = " and ".join(sorted(types))
     return PassedOverError(
-        f"{ran} ran in the forward pass of {what} whose own backward pass decides, so that the "
-        f"rule for {join_types(types)} would never run. Pass keep=[{name}] to leave it as it is."
+        f"{ran} ran in the forward pass of {what}, whose own backward pass defines the gradient, "
+        f"so the rule for {join_types(types)} would never run. Pass keep=[{name}] to leave it as "
+        "it is."
     )

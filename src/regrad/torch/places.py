@@ -294,9 +294,9 @@ class Modules:
         if parent is not None:
             if any(each is module for each in parent.modules()):
                 raise PassedOverError(
-                    f"a {kind} was put into {self.path_of(parent)!r} after the scope opened, whose "
-                    "keys name modules of the model as it was then. Open the scope when the model "
-                    "is complete"
+                    f"a {kind} was put into {self.path_of(parent)!r} after the scope opened, but "
+                    "the scope's keys name modules of the earlier model. Open the scope when the "
+                    "model is complete"
                 )
             return
         named = {path for step in self.plan.named() for path in step.paths}

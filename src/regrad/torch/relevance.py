@@ -159,7 +159,7 @@ class TorchRun(runs.RelevanceRun):
         if not isinstance(x, torch.Tensor) or not x.requires_grad:
             raise ArgumentError(
                 f"relevance: the module {name!r} {'returned' if ys else 'was called with'} "
-                f"{kind(x)} that no input leads to, expected a tensor that depends on them"
+                f"{kind(x)}, expected a tensor that depends on the inputs"
             )
         where[name] = point_of(x)
 
