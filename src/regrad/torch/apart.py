@@ -47,7 +47,7 @@ class Rules(Protocol):
     def chain(self) -> Iterable[Any]: ...
 
 
-def take_apart(rules: Rules, function: Callable[..., Any], row: Fused) -> Callable[..., Any]:
+def decompose(rules: Rules, function: Callable[..., Any], row: Fused) -> Callable[..., Any]:
     """Return the function that replaces a callable which computes overridden ops among others."""
 
     def run(*args: Any, **options: Any) -> Any:
@@ -64,7 +64,7 @@ def take_apart(rules: Rules, function: Callable[..., Any], row: Fused) -> Callab
                 rules.count_ops(row.contains, xs)
                 return function(*args, **options)
             if row.parts is None:
-                raise fused_error(rules, function, row)
+                raise undecomposable_error(rules, function, row)
             target, changes = xs[0], row.changes(function, args, options)
             if changes:
                 xs = [target.clone(), *xs[1:]]
@@ -75,7 +75,7 @@ def take_apart(rules: Rules, function: Callable[..., Any], row: Fused) -> Callab
                 return function(*args, **options) if y is None else y
             if replaces:
                 if isinstance(y, tuple) and any(each is None for each in y):
-                    raise fused_error(rules, function, row)
+                    raise undecomposable_error(rules, function, row)
                 y = TorchOwnCall(function, filled.rebuild, changes).with_value(y, xs)
             elif not row.exact and not (row.draws and row.draws(*args, **options)):
                 y = TorchOwnCall(function, filled.rebuild, changes).link(y, xs)
@@ -94,7 +94,7 @@ def is_differentiated(xs: Sequence[torch.Tensor]) -> bool:
     return torch.is_grad_enabled() and any(x.requires_grad for x in xs)
 
 
-def fused_error(rules: Rules, function: Callable[..., Any], row: Fused) -> PassedOverError:
+def undecomposable_error(rules: Rules, function: Callable[..., Any], row: Fused) -> PassedOverError:
     """Return the error for a callable that computes an overridden op and cannot decompose."""
     types = row.contains & {t for each in rules.chain() for t in each.rules}
     what = "value" if rules.replaces(row.contains) else "gradient"

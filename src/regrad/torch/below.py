@@ -217,7 +217,7 @@ def called_by(function: FunctionType) -> frozenset[Any] | None:
         if not isinstance(each, FunctionType) or (each in fused() and each is not function):
             continue
         names = names_of_code(each.__code__)
-        if not (each.__module__ or "").startswith("torch") or not _OUT_OF_SIGHT.isdisjoint(names):
+        if not (each.__module__ or "").startswith("torch") or not _UNLISTED.isdisjoint(names):
             return None
         new = [cell.cell_contents for cell in each.__closure__ or ()]
         for name in names - CHECKS - {"handle_torch_function"}:
@@ -232,7 +232,7 @@ def called_by(function: FunctionType) -> frozenset[Any] | None:
 
 
 _IN_CODE = (torch, torch.Tensor, F, *NATIVE)
-_OUT_OF_SIGHT = {"apply", "ops", "linalg", "fft", "special", "sparse", "nested"}
+_UNLISTED = {"apply", "ops", "linalg", "fft", "special", "sparse", "nested"}
 
 
 def names_of_code(code: CodeType) -> frozenset[str]:

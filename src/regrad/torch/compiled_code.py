@@ -82,7 +82,7 @@ class Place:
 
 
 @block
-def stand_at(place: Place, learned: Mapping[int, Any]) -> Generator[None]:
+def at_place(place: Place, learned: Mapping[int, Any]) -> Generator[None]:
     """Run a node of this place in a block, with the parameters of rules."""
     try:
         with inside(place=place, learned=learned):
@@ -97,7 +97,7 @@ def place_call(function: Callable[..., Any], place: Place) -> Callable[..., Any]
     names: Any = [*map(id, getattr(function, "ruleset").learned)]  # noqa: B009 (see `is_ours`)
 
     def at_its_place(*args: Any, learned: Sequence[Any] = (), **options: Any) -> Any:
-        with stand_at(place, dict(zip(names, learned, strict=False))):
+        with at_place(place, dict(zip(names, learned, strict=False))):
             return function(*args, **options)
 
     made = update_wrapper(at_its_place, function)
@@ -155,7 +155,7 @@ def run_node(
         return run()
     if (function := FORWARD.get()) is not None:
         return _in_forward(function, node, run)
-    if (parts := _unasked(node, args, options)) is not None:
+    if (parts := _undispatched(node, args, options)) is not None:
         node.target = place_call(parts, Place(line_of(node)))
         return run()
     start = sequence_nr()
@@ -177,7 +177,7 @@ def run_node(
     return result
 
 
-def _unasked(node: Any, args: Sequence[Any], options: Mapping[str, Any]) -> Any:
+def _undispatched(node: Any, args: Sequence[Any], options: Mapping[str, Any]) -> Any:
     """Return the parts of a function that torch.compile put into its program without calling modes.
 
     torch.compile does so for an `nn.CrossEntropyLoss()` created in the compiled function.
@@ -239,7 +239,7 @@ def _look(
     def look(scope: Any, function: Any) -> Untouched:
         ruleset, note = scope._ruleset, Untouched()
         line, path = (line_of(node), path_here(scope)) if scope._watch else ("", "")
-        _refuse_unasked(ruleset, function, args, options, result)
+        _refuse_undispatched(ruleset, function, args, options, result)
         scope._mode.refuse_fused(function, args, options)
         note_it = lambda shown, _: note.note(shown, line, path=path)  # noqa: E731
         ruleset.coverage.watch.look(function, start, result, note_it)
@@ -248,7 +248,7 @@ def _look(
     return _by_scope(node, look)
 
 
-def _refuse_unasked(
+def _refuse_undispatched(
     ruleset: Any, function: Any, args: Sequence[Any], options: Mapping[str, Any], result: Any
 ) -> None:
     """Raise for a node of a function that has a rule, which the mode would have applied."""
@@ -400,7 +400,7 @@ def call_user_compiler(
         if not isinstance(inner, RegradError):
             raise
         raise dynamo.through_dynamo(inner) from inner
-    return tell_scopes(program, types, _ran_in(self), any(map(_may_hide, nodes(graph))))
+    return report_to_scopes(program, types, _ran_in(self), any(map(_may_hide, nodes(graph))))
 
 
 def settle(graph: torch.fx.GraphModule) -> dict[Any, set[str]]:
@@ -452,7 +452,7 @@ def _is_untraced(function: object) -> bool:
     return written and module.partition(".")[0] not in ("torch", "_operator")
 
 
-def tell_scopes(
+def report_to_scopes(
     program: Callable[..., Any], types: dict[Any, set[str]], ran: dict[str, None], asks: bool
 ) -> Callable[..., Any]:
     """Return a compiled program that reports its built-in rules to the scopes in which it runs.

@@ -91,7 +91,7 @@ def _reduces(*args: Any, **options: Any) -> bool:
     return len(args) + len(options) > 2
 
 
-def _gives_indices(*args: Any, **options: Any) -> bool:
+def _returns_indices(*args: Any, **options: Any) -> bool:
     """Return whether a pooling also returns the indices of its maxima."""
     return bool((*args, *[False] * 7)[6] or options.get("return_indices"))
 
@@ -263,8 +263,8 @@ def _rows() -> list[Iterator[tuple[Any, Fused]]]:
         row("view_as reshape_as", "Reshape", of.reshape_as, exact=True),
         row("conv2d", "Conv2D", of.convolution, torch.conv2d, 2, when=_has_bias, biased=True),
         row("conv3d", "Conv3D", of.convolution, torch.conv3d, 3, when=_has_bias, biased=True),
-        row("max_pool2d", "MaxPool", None, when=_gives_indices, what=" with indices"),
-        row("max_pool3d", "MaxPool3D", None, when=_gives_indices, what=" with indices"),
+        row("max_pool2d", "MaxPool", None, when=_returns_indices, what=" with indices"),
+        row("max_pool3d", "MaxPool3D", None, when=_returns_indices, what=" with indices"),
         row("linear_cross_entropy", "MatMul LogSoftmax torch.nn.functional.linear "
             "torch.nn.functional.cross_entropy", None, when=_has_options, what=" with options"),
         row([torch.ops.higher_order.flex_attention], "MatMul Softmax", None),
@@ -295,7 +295,7 @@ def is_other_op(op_type: str, args: Sequence[Any], options: Mapping[str, Any]) -
 
 
 @cache
-def asked_when_compiled() -> frozenset[Any]:
+def dispatched_when_compiled() -> frozenset[Any]:
     """Return the functions of the tables for which torch.compile has to call modes."""
     return frozenset(f for f in {*spellings(), *fused()} if _is_called(f))
 

@@ -31,7 +31,7 @@ def is_built_in(op_type: str, keep: Sequence[Any]) -> bool:
     if found.function is None or found.function in keep:
         return True
     if running.is_program(found.function):
-        if found.wants_gradient() and running.is_made_by_hand():
+        if found.wants_gradient() and running.in_aot_function():
             raise PassedOverError(
                 f"{op_type} ran in a program of functorch.compile.aot_function, which is compiled "
                 f"once for all scopes, so it would not contain the rule for {op_type!r}. "
@@ -78,7 +78,7 @@ def listing(function: Any, scopes: Sequence[Any]) -> dict[Any, str]:
     return {scope: name for scope in scopes if scope._watch}
 
 
-def find_decider(func: Callable[..., Any], keep: Sequence[Any]) -> Any:
+def find_gradient_owner(func: Callable[..., Any], keep: Sequence[Any]) -> Any:
     """Return the callable that determines the gradient of a call instead of autograd, or None.
 
     It is a custom op itself, or the Function in whose forward pass the call runs. A program of

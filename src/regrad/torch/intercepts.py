@@ -28,7 +28,7 @@ from regrad.core.replacements import Entrance, Replacements
 from regrad.errors import PassedOverError
 from regrad.torch import compiled_code, functions, places
 from regrad.torch.below import Below, join_types, script_types
-from regrad.torch.composites import asked_when_compiled
+from regrad.torch.composites import dispatched_when_compiled
 from regrad.torch.enclosing import listing
 from regrad.torch.host import (
     CHECKPOINTS,
@@ -49,7 +49,7 @@ from regrad.torch.host import (
 )
 from regrad.torch.host.bodies import is_python, with_fast_path
 from regrad.torch.host.running import is_called_by_inductor, wants_gradient
-from regrad.torch.modes import Mode, ask_mode
+from regrad.torch.modes import Mode, call_mode
 from regrad.torch.nodes import LIBRARIES, tensors
 from regrad.torch.open_scopes import SCOPES
 from regrad.torch.places import COUNTS, open_here, path_here
@@ -349,16 +349,16 @@ def _entrances() -> Sequence[Entrance]:
         Dynamo             a trace begins and needs the other entries (see `compiled_code`)
         torch.compile      regrad tests an untested version of torch first
     """
-    dynamo.leave_alone(Mode.__torch_function__)
-    dynamo.leave_alone(call_whole)
-    dynamo.ask_about(asked_when_compiled())
+    dynamo.skip_tracing(Mode.__torch_function__)
+    dynamo.skip_tracing(call_whole)
+    dynamo.dispatch_when_traced(dispatched_when_compiled())
     return [
         *_find(CHECKPOINTS, _CHECKPOINT, "CheckpointFunction.forward", _intercept_reentrant,
                takes("ctx", "run_function", "preserve_rng_state")),
         *_find(CHECKPOINTS, _CHECKPOINT, "_CheckpointFrame.__init__", _intercept_recomputation,
                takes("self", "recompute_fn")),
         *running.entrances(_note_function),
-        *_find(OVERRIDES, "torch.nn", "functional.handle_torch_function", ask_mode,
+        *_find(OVERRIDES, "torch.nn", "functional.handle_torch_function", call_mode,
                takes("public_api", "relevant_args", "args", "kwargs")),
         *_find(OVERRIDES, "torch.autograd", "_engine_run_backward", _intercept_backward),
         *_find(OVERRIDES, "torch", "ScriptMethod.__call__", _intercept_script),

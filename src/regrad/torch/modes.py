@@ -50,7 +50,7 @@ from regrad.core.callers import find_caller
 from regrad.torch.below import called_by, types_run_by
 from regrad.torch.bridge import allow_in_graph, is_differentiable
 from regrad.torch.composites import fitting, fused
-from regrad.torch.enclosing import call_within, find_decider, is_left
+from regrad.torch.enclosing import call_within, find_gradient_owner, is_left
 from regrad.torch.host import (
     DisableTorchFunction,
     current_pass,
@@ -283,7 +283,7 @@ class Mode(torch.overrides.TorchFunctionMode):
 _USUAL = {Tensor, torch.nn.Parameter, type(None)}
 
 
-def ask_mode(old: Callable[..., Any]) -> Callable[..., Any]:
+def call_mode(old: Callable[..., Any]) -> Callable[..., Any]:
     """Return `handle_torch_function`, which functions that torch implements in Python call first.
 
     If the innermost mode is regrad's and no argument is of a subclass, the function calls the mode
@@ -363,7 +363,7 @@ class DispatchTable(dict[Any, Row]):
         way: Way | None = None
         if self._may_concern(func):
             if body is not None:
-                return _run_opened
+                return _run_body
             decided = isinstance(func, Overload) or body_of(func) or func in rules.coverage.left
             way = _run_decided if decided else _run_watched
             if rules.values and func not in rules.coverage.left and func not in BACKWARD:
@@ -406,7 +406,7 @@ class WatchedTable(dict[Any, Row]):
 def _watched(way: Way | None, body: Any) -> Way:
     """Return a way to run a function that notes each call which keeps its gradient."""
     if way in (None, _run_first):
-        return _run_watched if body is None else _run_opened
+        return _run_watched if body is None else _run_body
     return way
 
 
@@ -434,7 +434,7 @@ def _way_by_parts(rows: Sequence[tuple[Any, Any]], otherwise: Way) -> Way:
     return way
 
 
-def _run_opened(
+def _run_body(
     mode: Mode, func: Callable[..., Any], args: Sequence[Any], options: Mapping[str, Any]
 ) -> Any:
     with mode:
@@ -509,7 +509,7 @@ def _run_decided(
 ) -> Any:
     """Run a function whose gradient may come from elsewhere than autograd."""
     ruleset, start = mode.ruleset, sequence_nr()
-    if (decider := find_decider(func, ruleset.keep)) is None:
+    if (decider := find_gradient_owner(func, ruleset.keep)) is None:
         result = func(*args, **options)
     else:
         result = call_within(decider, ruleset.rules, func, args, options)

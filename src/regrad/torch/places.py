@@ -397,9 +397,9 @@ def follow(old: Callable[..., Any]) -> Callable[..., Any]:
         return _call_followed(old, self, args, options)
 
     for each in (call, _call_followed):
-        dynamo.leave_alone(each, inside=False)
+        dynamo.skip_tracing(each, inside=False)
     for ours in (Spot.enter, InsideWholeCall.starts, stand, moves, _move):
-        dynamo.leave_alone(ours)
+        dynamo.skip_tracing(ours)
     return call
 
 
@@ -503,7 +503,7 @@ def call_in_hooks(old: Callable[..., Any]) -> Callable[..., Any]:
         }  # fmt: skip
         return whole(_run_forward, self, args, options, put)
 
-    dynamo.leave_alone(forward)
+    dynamo.skip_tracing(forward)
     return forward
 
 

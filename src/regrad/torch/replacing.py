@@ -29,7 +29,7 @@ from regrad.torch.biases import PARAMETERS
 from regrad.torch.bridge import bridge, casts, is_differentiable, run
 from regrad.torch.host import DisableTorchFunction, is_transformed, is_view
 from regrad.torch.host.dynamo import fake_mode, is_traced
-from regrad.torch.host.running import gives_views
+from regrad.torch.host.running import returns_views
 from regrad.torch.nodes import is_plumbing, name_of, tensors
 from regrad.torch.run_time import Pulls, may_change, pull_at_run_time
 from regrad.transforms.closures import names_in
@@ -115,7 +115,7 @@ def refuse_undelivered(
     name = getattr(function, "__name__", str(function))
     if options.get("out") is not None:
         why = "writes into the tensor given as out=. Use its result"
-    elif gives_views(name):
+    elif returns_views(name):
         why = "returns a view, which shares memory with its input. Replace the op that reads it"
     elif not any(True for _ in tensors((args, options))) and (args or options):
         why = "is called without a tensor, so no rule applies. Replace the op that reads its result"

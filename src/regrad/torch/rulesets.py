@@ -52,7 +52,7 @@ from regrad.core.replacing import Replace, gradient_of
 from regrad.core.rule import identity_of
 from regrad.errors import ArgumentError, PassedOverError, UnknownOpError, near
 from regrad.torch import functions, optypes, thresholds
-from regrad.torch.apart import put, take_apart
+from regrad.torch.apart import decompose, put
 from regrad.torch.arguments import fill, refuse_layout, refuse_unknown
 from regrad.torch.biases import family_for, in_order_of
 from regrad.torch.call_cache import CallCache
@@ -212,7 +212,7 @@ class RuleSet(Nested):
         # (for arguments that regrad's op does not have, only the op's own rule needs the parts; a
         # rule that names the bias receives the whole call)
         fit = [r for r in rows if not (r.lent or r.biased) or self._fits(r)]
-        return [(row.when, take_apart(self, function, row)) for row in fit]
+        return [(row.when, decompose(self, function, row)) for row in fit]
 
     def _fits(self, row: Fused) -> bool:
         """Return whether these parts serve the kind of rule that is innermost for an op type."""
@@ -485,7 +485,7 @@ def family_of(key: Any) -> optypes.Family:
         )
     if key in optypes.spellings():
         return optypes.spellings()[key].family
-    if not is_seen(key):
+    if not dispatches_to_modes(key):
         raise UnknownOpError(
             f"{key!r:.80} is not a callable that torch dispatches to modes, so torch would skip a "
             "rule for it. Give a function of torch, torch.Tensor or torch.nn.functional; change "
@@ -494,7 +494,7 @@ def family_of(key: Any) -> optypes.Family:
     return optypes.make_family(key)
 
 
-def is_seen(function: Callable[..., Any]) -> bool:
+def dispatches_to_modes(function: Callable[..., Any]) -> bool:
     """Return whether torch calls a mode before it runs this function."""
     if function in torch.overrides.get_testing_overrides():
         return True

@@ -38,7 +38,7 @@ def with_fast_path(forward: Callable[..., Any]) -> Callable[..., Any]:
     """
     names = PatchedGlobals(sys.modules[forward.__module__])
     names["torch"] = PatchedModule(
-        torch, overrides=PatchedModule(torch.overrides, has_torch_function=_is_seen)
+        torch, overrides=PatchedModule(torch.overrides, has_torch_function=_is_overridden)
     )
     body = _with_names(forward, names)
 
@@ -74,7 +74,7 @@ class PatchedModule:
         return getattr(self.module, name)
 
 
-def _is_seen(values: Any) -> bool:
+def _is_overridden(values: Any) -> bool:
     """Return whether code other than regrad may change what functions do with some tensors."""
     if not all(hasattr(mode, "is_closed") for mode in mode_stack()):
         return True
@@ -110,7 +110,7 @@ def open_body(function: Callable[..., Any]) -> Callable[..., Any] | None:
 
 
 @cache
-def unasking(function: FunctionType) -> Callable[..., Any]:
+def without_own_dispatch(function: FunctionType) -> Callable[..., Any]:
     """Return a function that torch implements in Python, without its call of modes for itself."""
     return _body(function)
 

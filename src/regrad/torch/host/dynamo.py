@@ -64,7 +64,7 @@ def entrances(makers: Mapping[str, Make]) -> list[tuple[Any, str, Make]]:
 
 
 @cache
-def leave_alone(function: Callable[..., Any], inside: bool = True) -> None:
+def skip_tracing(function: Callable[..., Any], inside: bool = True) -> None:
     """Make torch.compile skip a function of regrad when it is called from code that is not traced.
 
     The call comes after a graph break. If traced code calls the function, Dynamo still traces into
@@ -93,7 +93,7 @@ def as_constant(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @cache
-def ask_about(functions: frozenset[Any]) -> None:
+def dispatch_when_traced(functions: frozenset[Any]) -> None:
     """Make torch.compile call modes for these functions, as torch does in eager mode.
 
     Dynamo has its own list of functions. The list lacks in-place variants (`torch.relu_`) and

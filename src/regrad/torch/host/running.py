@@ -2,8 +2,9 @@
 
 torch calls no mode when a program applies a Function, and code may hold a reference to `apply` from
 an import. But `apply` looks up `forward` in the class at each call, with forward mode disabled. So
-while scopes are open, the class of all Functions handles that lookup (`Told`). The function that
-`apply` finds records which Function runs and its arguments. All other lookups return the original.
+while scopes are open, the class of all Functions handles that lookup (`ForwardRecorder`). The
+function that `apply` finds records which Function runs and its arguments. All other lookups return
+the original.
 
 Disabled forward mode alone also shows *that* a Function runs, without a record. If the Function
 began before the scope opened, regrad searches for its frame. If it finds none, the op raises.
@@ -99,7 +100,7 @@ def _frames() -> Iterator[FrameType]:
 WATCHING: list[Any] = []  # the open scopes whose reports list Functions without a rule
 
 
-class Told:
+class ForwardRecorder:
     """A descriptor for `forward` of every Function, which records the Functions that `apply` runs.
 
     It is an attribute of the class of Functions while a scope is open. Python looks it up before it
@@ -134,12 +135,12 @@ class Told:
         return run
 
     def __set__(self, function: Any, value: Any) -> None:
-        self._aside(setattr, function, "forward", value)
+        self._without_descriptor(setattr, function, "forward", value)
 
     def __delete__(self, function: Any) -> None:
-        self._aside(delattr, function, "forward")
+        self._without_descriptor(delattr, function, "forward")
 
-    def _aside(self, change: Callable[..., None], *args: Any) -> None:
+    def _without_descriptor(self, change: Callable[..., None], *args: Any) -> None:
         """Remove the descriptor during a change of a Function; Python would call it otherwise."""
         del Kind.forward
         try:
@@ -150,7 +151,7 @@ class Told:
 
 def entrances(note: Callable[..., None]) -> list[tuple[Any, str, Callable[[Any], Any]]]:
     """Return the functions to replace in open scopes, so that regrad knows the running Function."""
-    return [] if Kind is type else [(Kind, "forward", lambda old: Told(note))]
+    return [] if Kind is type else [(Kind, "forward", lambda old: ForwardRecorder(note))]
 
 
 def _written(function: Any) -> Any:
@@ -170,7 +171,7 @@ class Silent(Kind):
 
 
 def find_forward(function: Any) -> Any:
-    """Return the forward pass of a Function, without the descriptor `Told`."""
+    """Return the forward pass of a Function, without the descriptor `ForwardRecorder`."""
     for kind in function.__mro__:
         if (found := kind.__dict__.get("forward")) is not None:
             return found.__get__(None, function)
@@ -239,7 +240,7 @@ _saved_tensors_hooks: Any = CHECKPOINTS.part(
 )  # fmt: skip
 
 
-def is_made_by_hand() -> bool:
+def in_aot_function() -> bool:
     """Return whether a program runs that functorch.compile compiled once for all scopes."""
     codes = (frame.f_code for frame in _frames())
     made = (code for code in codes if code.co_name == "returned_function")
@@ -286,7 +287,7 @@ _definition: Any = CUSTOM_OPS.part(
 
 
 @cache
-def gives_views(name: str) -> bool:
+def returns_views(name: str) -> bool:
     """Return whether a function may return a view, by ATen's schemas and regrad's own list."""
     packet: Any = getattr(torch.ops.aten, name, None)
     if not isinstance(packet, Packet):

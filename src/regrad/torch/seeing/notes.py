@@ -164,7 +164,7 @@ class OpNote(SeenOp):
         if self.override is not None:  # (a scope that is still open must not count this run)
             call = copy.copy(self.override)
             call.hit = call.at = call.total = None
-            run = partial(_unasked, call)
+            run = partial(_without_modes, call)
         elif isinstance(run, CustomTorchCall):
             run = custom_grad(run.f)
         elif isinstance(run, type):
@@ -174,7 +174,7 @@ class OpNote(SeenOp):
     def own(self, xs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Run the op separately, with torch's own gradient."""
         if self.override is not None:
-            return self._run(partial(_unasked, self.override.forward), xs)
+            return self._run(partial(_without_modes, self.override.forward), xs)
         if isinstance(custom := self.func, CustomTorchCall):
             run = lambda *args: unpack(  # noqa: E731
                 custom.custom.run(args, {}, _save_nothing), custom.name, torch.Tensor
@@ -219,7 +219,7 @@ def _is_twin(function: Any, other: Any) -> bool:
     return function.backward is other.backward
 
 
-def _unasked(run: Callable[..., Any], *xs: torch.Tensor) -> Any:
+def _without_modes(run: Callable[..., Any], *xs: torch.Tensor) -> Any:
     """Run a call under a rule without modes, since its scope may still be open."""
     with DisableTorchFunction():
         return run(*xs)

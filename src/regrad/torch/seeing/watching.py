@@ -43,7 +43,7 @@ from regrad.torch.host import (
     sequence_nr,
     version_of,
 )
-from regrad.torch.host.bodies import unasking
+from regrad.torch.host.bodies import without_own_dispatch
 from regrad.torch.host.running import function_of
 from regrad.torch.nodes import LIBRARIES, tensors
 from regrad.torch.open_scopes import inside
@@ -387,7 +387,7 @@ class _SeeingMode(torch.overrides.TorchFunctionMode):
         if type(func) is GETTER and function_name(func) not in _READ:
             return func(*args, **options)
         if func in (torch.Tensor.backward, torch.autograd.backward):
-            run = func if func is torch.autograd.backward else unasking(func)
+            run = func if func is torch.autograd.backward else without_own_dispatch(func)
             with self:  # (stays active for the code that checkpoints run again)
                 return run(*args, **options)
         return self.looker.call(func, args, options)
@@ -401,7 +401,7 @@ def _seen_backward(looker: Looker, old: Any) -> Any:
         if get_ident() != looker.paths.thread:
             return old(*args, **options)
         looker.begin_backward(args[0] if args else options.get("tensors"))
-        return unasking(_BACKWARD)(*args, **options)
+        return without_own_dispatch(_BACKWARD)(*args, **options)
 
     return backward
 
