@@ -55,8 +55,8 @@ def custom_grad(f: Any = None, *, cast_inputs: torch.dtype | None = None) -> Cal
 
     Raises:
         ArgumentError: f does not return a value and a gradient function; f misuses `save`.
-        GradientError: f closes over a tensor that autograd is differentiating, or the caller passes
-            one by keyword; forward mode.
+        GradientError: f closes over a tensor that requires a gradient, or the caller passes one by
+            keyword; forward mode.
         RuleError: g returns gradients of the wrong structure, kind, shape or dtype.
 
     Source: `tf.customGrad` of TensorFlow.js.
@@ -115,7 +115,7 @@ def custom_grad(f: Any = None, *, cast_inputs: torch.dtype | None = None) -> Cal
 def open_arguments(args: tuple[Any, ...]) -> tuple[list[torch.Tensor], Callable[[], Any]]:
     """Return the tensors among the arguments, and a function that returns the arguments with Holes.
 
-    Each Hole stands where a tensor was.
+    Each Hole marks the place of a tensor.
     """
     leaves, _, spec = containers.opened(args)
     if any(isinstance(leaf, Tensor) for leaf in leaves):

@@ -77,7 +77,7 @@ def find_named(name: str) -> Any:
 
 
 def _replaced_in(functions: Mapping[Any, bool]) -> Iterator[tuple[Any, str]]:
-    """Yield what a scope replaces in Functions; the map has whether a rule for each learns."""
+    """Yield the attributes of Functions that a scope replaces: `apply` only if a rule learns."""
     for function, learns in functions.items():
         own = function.setup_context is not torch.autograd.Function.setup_context
         yield function, "setup_context" if own else "forward"
