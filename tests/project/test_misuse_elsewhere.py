@@ -217,7 +217,7 @@ MISUSES[run, e.ArgumentError] = [
      lambda: rg.torch.custom_grad(pair["of one"])(x)),
     ("args must be a list, got Tensor|Write check_gradients(f, [x]).",
      lambda: rg.torch.check_gradients(torch.sin, leaf())),
-    ("no torch tensor of floats|regrad.testing.check_gradients",
+    ("no float tensor of torch|regrad.testing.check_gradients",
      lambda: rg.torch.check_gradients(rg.sin, [x])),
     ("trace_gradients takes a function|got Tensor", lambda: rg.torch.trace_gradients(leaf())),
     ("as its first argument|rg.jax.override(f, {'Relu': rule})", lambda: rg.jax.override(STE)),

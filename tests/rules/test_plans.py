@@ -334,7 +334,7 @@ def test_steps_are_a_module():
         torch.equal(a, b) for a, b in zip(steps.parameters(), other.parameters(), strict=True)
     )
     assert steps.double()["1"]["weights_step"].dtype == torch.float64
-    with pytest.raises(ArgumentError, match="are the arrays of a plan, and no model"):
+    with pytest.raises(ArgumentError, match="are the arrays of a plan, not a model"):
         steps(x)
 
 

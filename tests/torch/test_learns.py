@@ -228,7 +228,7 @@ REFUSED = {
         "another name": (lambda: answer(lambda dy, step: (dy, {"st": dy})), UNNAMED),
     },
     PassedOverError: {
-        "an apply": (lambda: held_apply(), r"by an `apply` that was read before the scope"),
+        "an apply": (lambda: held_apply(), "`apply` that the program read before the scope"),
     },
 }  # fmt: skip
 
@@ -349,7 +349,7 @@ def test_a_parameter_in_a_partial_and_in_functions_of_regrad(make):
     for f in (lambda x: rg.multiply(x, p), lambda x: rg.multiply(x, held["p"])):
         with override({"Relu": make(f)}, values=True):
             for _ in range(2):
-                with pytest.raises(GradientError, match="which regrad's functions take for a co"):
+                with pytest.raises(GradientError, match="which regrad's functions treat as a co"):
                     torch.relu(x)
 
 

@@ -252,7 +252,7 @@ def test_what_is_done_to_the_booleans_ends_the_spike(name, way):
     v, u = leaf(POINTS), leaf(POINTS)
     ENDS[name](u).sum().backward()
     with (
-        pytest.warns(UnusedOverrideWarning, match=r"torch\.gt at \S+:\d+.*Cast them before"),
+        pytest.warns(UnusedOverrideWarning, match=r"torch\.gt at \S+:\d+.*Cast the booleans"),
         override({"Threshold": TRIANGLE}) as used,
     ):
         RUNS[way](ENDS[name])(v).sum().backward()

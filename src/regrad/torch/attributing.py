@@ -1,4 +1,4 @@
-"""Attribution in a PyTorch model: runs at places between two inputs, and their gradients."""
+"""Attribution in a PyTorch model: runs at points between two inputs, and their gradients."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from regrad.torch.relevance import Ops, TorchRun, as_found, named
 
 @dataclass(frozen=True)
 class Attribution(Relevance):
-    """The answer of `rules.attribution.attribute`: a `Relevance`, and
+    """The result of `rules.attribution.attribute`: a `Relevance` with two more attributes.
 
     Attributes:
-        heads: What each head adds, by the path of the module that they are given to.
-        gradients: The gradients by the inputs (by the embeddings of tokens), averaged.
+        heads: The contribution of each head, by the path of the module that receives the heads.
+        gradients: The averaged gradients of the inputs (of the embeddings of tokens).
     """
 
     heads: dict[str, torch.Tensor] = field(default_factory=dict)
@@ -36,7 +36,7 @@ def attributed(
     model: Any, inputs: Any, target: Any, rules: Any, layers: Any, heads: Any, reference: Any,
     along: Any,
 ) -> Attribution:  # fmt: skip
-    """Return the shares of parts of a model in an output; see `rules.attribution.attribute`."""
+    """Return the shares of a model's parts in an output; see `rules.attribution.attribute`."""
     if not isinstance(model, nn.Module):
         raise ArgumentError(f"attribute expected a torch.nn.Module, got {kind(model)}")
     if along is not None and not isinstance(along, Path):
@@ -78,7 +78,7 @@ def attributed(
 
 
 def _counts(heads: Any, modules: Mapping[str, Any]) -> dict[str, int]:
-    """Return the number of heads by the path of the module that they are given to."""
+    """Return the number of heads, by the path of the module that receives them."""
     if heads is not None and not isinstance(heads, Mapping):
         raise ArgumentError(
             "attribute: heads expected a dict from paths to numbers of heads, such as "
@@ -88,7 +88,7 @@ def _counts(heads: Any, modules: Mapping[str, Any]) -> dict[str, int]:
 
 
 def _by_head(name: str, share: torch.Tensor, count: int) -> torch.Tensor:
-    """Sum over the width of each head."""
+    """Return the sum over the width of each head."""
     if type(count) is not int or count < 1 or share.shape[-1] % count:
         raise ArgumentError(
             f"attribute: heads of {name!r} expected a number that divides its width of "
@@ -101,14 +101,14 @@ def _alike(xs: list[Any], zs: list[Any]) -> list[Any]:
     shapes = [[tuple(x.shape) for x in each] for each in (xs, zs)]
     if shapes[0] != shapes[1]:
         raise ArgumentError(
-            "attribute: a reference has the form and the shapes of the inputs; got values of "
-            f"shapes {shapes[0]} and {shapes[1]}"
+            "attribute: a reference must have the structure and the shapes of the inputs; got "
+            f"values of shapes {shapes[0]} and {shapes[1]}"
         )
     return zs
 
 
 def _moves(along: Any, zs: list[Any]) -> list[Callable[[int, torch.Tensor], torch.Tensor]]:
-    """Return the functions that put the inputs of each run at its place."""
+    """Return, for each run, the function that moves the inputs to the point of the run."""
     generator = torch.Generator().manual_seed(along.seed)
 
     def move(place: float) -> Callable[[int, torch.Tensor], torch.Tensor]:
