@@ -73,7 +73,7 @@ ARGUMENTS = [
     (lambda: rg.jvp(product, [x], [x]), "takes (a, b)", "jvp(f, [a, b], [da, db])"),
     (lambda: rg.variable_grads(f), "takes (x)", "no argument", "lambda: f(x)"),
     (lambda: rg.sum(x, axis="a"), "expected an integer for axis, got 'a'"),
-    (lambda: rg.vmap(f, in_axes="a")(x), "an axis is an int or None, got str: 'a'"),
+    (lambda: rg.vmap(f, in_axes="a")(x), "an axis must be an int or None, got str: 'a'"),
     (lambda: rg.tensor([1, 2], "int32"), "dtype='int32'"),
     (lambda: rg.grad(lambda x: np.may_share_memory(x, x))(x), "take(x, order)"),
     (lambda: rg.tree_map(lambda x, y: x, [x, x], [x]), "tree_map: the structures do not fit"),

@@ -183,6 +183,6 @@ def test_compiled_by_torch():
 def test_bad_clamps_are_refused():
     with pytest.raises(ArgumentError, match="clamped_straight_through: inclusive is a bool, got 1"):
         clamped_straight_through(1)
-    rules, words = {"AddV2": clamped_straight_through()}, "asks for 'x', which .* does not have"
+    rules, words = {"AddV2": clamped_straight_through()}, "takes 'x', which .* does not have"
     with pytest.raises(RuleError, match=words), rg.gradient_override_map(rules):
         pass

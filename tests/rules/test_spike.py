@@ -296,10 +296,10 @@ def open_with(rule, key="Step", f=rg.step, x=(0.5, -0.5)):
      r"circ: width has the shape .3,., expected a shape that broadcasts to the shape of x, .2,."),
     (lambda: open_with(spike.circ(np.ones((1, 2)))), r"has the shape .1, 2., expected a"),
     (lambda: open_with(spike.circ(), "Mul", lambda x: x * x),
-     "the rule 'circ' .*asks for 'x', which the op type 'Mul' does not have.*it may name a, b"),
+     "the rule 'circ' .*takes 'x', which the op type 'Mul' does not have.*it may name a, b"),
     (lambda: open_with(spike.circ(), f=rg.square), "'circ' for the op type 'Step' never ran"),
     (lambda: open_with(spike.circ(), "Stepp"), "no op type 'Stepp'. Did you mean 'Step'"),
-    (lambda: open_with("circ"), "no rule is registered as 'circ'.*or give the function itself"),
+    (lambda: open_with("circ"), "no rule is registered as 'circ'.*or pass the function itself"),
 ])  # fmt: skip
 @pytest.mark.filterwarnings("ignore::regrad.errors.UnusedOverrideWarning")
 def test_misuse_is_refused(call, words):
