@@ -174,7 +174,7 @@ def test_a_key_that_is_none_is_refused(rules):
 
 def test_a_surrogate_for_an_op_of_two_inputs():
     x = inputs().requires_grad_()
-    words = "the rule 'circ' .*asks for 'x', which the op type 'Mul' does not have"
+    words = "the rule 'circ' .*takes 'x', which the op type 'Mul' does not have"
     with pytest.raises(RuleError, match=words), override({"Mul": spike.circ()}):
         (x * x).sum()
 
