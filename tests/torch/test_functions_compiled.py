@@ -9,7 +9,11 @@ from regrad.errors import RuleError
 from tests.torch.common import D, override
 
 pytestmark = [
-    pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning"),
+    pytest.mark.filterwarnings(
+        "ignore::UserWarning",
+        "ignore::FutureWarning",
+        "ignore:.*should not be instantiated:DeprecationWarning",  # PyTorch 2.13, in Dynamo
+    ),
     pytest.mark.usefixtures("fresh"),
 ]
 V = torch.tensor([-0.5, 0.2, 0.3], dtype=D)

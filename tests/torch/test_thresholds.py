@@ -11,7 +11,11 @@ from tests.helpers.choices import choose
 from tests.torch.common import D, override
 
 pytestmark = [
-    pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning"),
+    pytest.mark.filterwarnings(
+        "ignore::UserWarning",
+        "ignore::FutureWarning",
+        "ignore:.*should not be instantiated:DeprecationWarning",  # PyTorch 2.13, in Dynamo
+    ),
     pytest.mark.usefixtures("fresh"),
 ]
 TRIANGLE = rg.rules.triangle(1.0)
