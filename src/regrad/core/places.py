@@ -153,6 +153,15 @@ def _shown(value: Any) -> str:
     return name or f"<a {type(value).__qualname__}>"
 
 
+def refuse_none(rules: Mapping[Any, Any]) -> Mapping[Any, Any]:
+    """Return a map; raise if a key is None, which `at` uses for whole calls."""
+    if None in rules:
+        raise ArgumentError(
+            "the key None is neither an op type such as 'Relu', nor a function, nor a place"
+        )
+    return rules
+
+
 def spread(
     rules: Mapping[Any, Any],
     is_module: Callable[[Any], bool] = lambda what: False,
@@ -164,15 +173,10 @@ def spread(
         is_module: Returns whether a `what` is a class of modules, so that it selects whole modules.
 
     Raises:
-        ArgumentError: a key is None, a nested map has a key that is not a place, or two keys are
-            equal.
+        ArgumentError: a nested map has a key that is not a place, or two keys are equal.
     """
     found: dict[Any, Any] = {}
     for key, value in rules.items():
-        if key is None:
-            raise ArgumentError(
-                "the key None is neither an op type such as 'Relu', nor a function, nor a place"
-            )
         made = key
         if outer is not None:
             made = (key if isinstance(key, at) else at(what=key)).inside(outer)
@@ -523,7 +527,10 @@ def _names_nothing(entry: Any, steps: Sequence[ChainStep]) -> str:
         classes = {type(s.module).__name__: None for s in steps if s.module is not None}
         hint = near(_shown(entry), classes)
         if isroutine(entry):  # (a predicate would have the parameter `site`)
-            hint = f" For the calls of a function, write at(what={_shown(entry)})."
+            hint = (
+                " A predicate has one parameter, which must be called `site`. For the calls of a "
+                f"function that is a key, write at(what={_shown(entry)})."
+            )
         why = "is of that class" if isinstance(entry, type) else "is this object"
         return f"at({_shown(entry)}): no module of the model {why}.{hint}"
     paths = [path for step in steps for path in step.paths]

@@ -35,7 +35,7 @@ from jax.tree_util import tree_flatten, tree_unflatten
 from regrad.autodiff.gradients import callable_or_raise
 from regrad.core.callers import PACKAGE, warn_caller
 from regrad.core.containers import replaced
-from regrad.core.places import at, entries, spread
+from regrad.core.places import at, entries, refuse_none, spread
 from regrad.core.replacing import Replace, check_values
 from regrad.core.reports import Report, Table, Untouched
 from regrad.core.scopes import check_order, unmarked
@@ -179,7 +179,7 @@ class override(Report[KeyBinding]):
         # (wrappers copy attributes, so plain names would collide with the wrapped function's)
         self._original = f
         self._bindings: dict[str, KeyBinding] = {}
-        rules, marked = unmarked(spread(rules))
+        rules, marked = unmarked(spread(refuse_none(rules)))
         self._rules: Mapping[Any, Any] = rules
         check_values(rules, values, order, "override(f, rules, values=True)")
         whole = [key for key in rules if isinstance(key, at) and key.what is None]

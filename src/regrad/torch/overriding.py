@@ -15,7 +15,7 @@ from regrad.core.blocks import Refusal
 from regrad.core.callers import warn_of_open_scope
 from regrad.core.interrupts import Deferred
 from regrad.core.placed import asks_site
-from regrad.core.places import Counts, at, entries, spread
+from regrad.core.places import Counts, at, entries, refuse_none, spread
 from regrad.core.replacing import check_values
 from regrad.core.reports import Binding, Table, Untouched
 from regrad.core.scopes import Optional, Scope, check_order, left_out_of_turn, unmarked
@@ -442,7 +442,7 @@ def _bind(key: Any, name: str) -> Binding:
 
 
 def _spread(rules: Mapping[Any, Any]) -> dict[Any, Any]:
-    return spread(rules, _is_module_class)
+    return spread(refuse_none(rules), _is_module_class)
 
 
 def _is_module_class(what: Any) -> bool:
