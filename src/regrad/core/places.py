@@ -187,7 +187,7 @@ def spread(
                     f"the key {key!r:.80} has a map as its rule. A map is for a place, without an "
                     "op: {rg.at('encoder'): {'Relu': rule}}"
                 )
-            inner = spread(value, is_module, made)
+            inner = spread(refuse_none(value), is_module, made)
         for each, rule in inner.items():
             if isinstance(each, at) and all(map(is_module, entries(each.what))):
                 each = each.of_modules()
