@@ -51,8 +51,9 @@ def fixed_point(
     Args:
         f: A function of a Tensor (or a container of Tensors) and `args` that returns the next x, in
             the same structure. Pass each value that f uses and that needs a gradient in `args`.
-        x0: The start: a Tensor, a number that f broadcasts, or a container of these. The solution
-            has no gradient with respect to x0.
+        x0: The start: a Tensor, a number, or a container of these. If f broadcasts or promotes x0,
+            the solution has the shape and dtype of f(x0). The solution has no gradient with respect
+            to x0.
         *args: Further arguments of f.
         rtol, atol: regrad stops when `max |f(x) - x| <= atol + rtol * max |f(x)|`, for each Tensor
             of x. The default of both is `eps ** 0.75`, where eps belongs to the dtype: about 2e-12

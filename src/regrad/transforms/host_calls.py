@@ -156,7 +156,7 @@ def _pull(f: Any, gradient: Any, dy: Any, y: Any, args: Sequence[Any]) -> Any:
 
 
 # An error that passes through a frame of a module that is not regrad's is an error of the caller,
-# which keeps its type. This frame counts as one, because f may be a function of SciPy.
+# which keeps its type. f may be a function of SciPy, so this frame has another module.
 _called = FunctionType((lambda f, args: f(*args)).__code__, {"__name__": "host code"})
 
 
