@@ -87,7 +87,7 @@ def fixed_point(
     ...     return rg.fixed_point(lambda x, a: rg.cos(a * x), 1.0, a)
     >>> x, dx = rg.value_and_grad(solution)(rg.tensor(1.0, dtype="float64"))
     >>> round(x.item(), 6), round(dx.item(), 6)
-    (0.739085, -0.297475)
+    (0.739085, -0.297474)
     """
     callable_or_raise(f, "fixed_point")
     as_count(max_steps, "max_steps")
@@ -104,19 +104,14 @@ def fixed_point(
                 f"fixed_point: {place(f)} must keep the structure of x0, {structure}, and returned "
                 f"{other}"
             )
-        return [_checked(dispatch.lift(y), f) for y in found]
+        ys = list(map(dispatch.lift, found))
+        if wrong := [kind(y) for y in ys if not is_inexact(y.dtype)]:
+            raise DTypeError(f"fixed_point: {place(f)} must return floats, got {wrong[0]}")
+        return ys
 
     xs = [dispatch.lift(leaves[i]) for i in places]
     settings = Settings(f, f"fixed_point: {place(f)}", rtol, atol, max_steps)
     return close_x(_solved(step, list(map(dispatch.lift, start)), xs, settings))
-
-
-def _checked(y: Tensor, f: Callable[..., Any]) -> Tensor:
-    if is_inexact(y.dtype):
-        return y
-    raise DTypeError(
-        f"fixed_point: {place(f)} must return floats, got {kind(y)}. Convert x0 and the result."
-    )
 
 
 class Settings(NamedTuple):

@@ -7,6 +7,7 @@ The code runs as the kernel of one op: a plain call in eager mode, `jax.pure_cal
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from inspect import signature
 from types import FunctionType
@@ -160,16 +161,14 @@ def _pull(f: Any, gradient: Any, dy: Any, y: Any, args: Sequence[Any]) -> Any:
 _called = FunctionType((lambda f, args: f(*args)).__code__, {"__name__": "host code"})
 
 
+@dataclass(eq=False, repr=False)
 class HostCode:
     """A function of the user as a function of flat NumPy arrays, which checks its results."""
 
-    def __init__(
-        self, f: Callable[..., Any], close: Callable[..., Any], structure: Any, vmap_method: str
-    ) -> None:
-        self.f = f
-        self.close = close
-        self.structure = structure  # of `out`
-        self.vmap_method = vmap_method
+    f: Callable[..., Any]
+    close: Callable[..., Any]
+    structure: Any  # of `out`
+    vmap_method: str
 
     def __repr__(self) -> str:
         return place(self.f)
