@@ -85,6 +85,8 @@ if _typing.TYPE_CHECKING:
     from regrad.transforms.derivatives import hessian, jacobian, jacrev, jvp, vjp
     from regrad.transforms.devices import block_until_ready, device_put
     from regrad.transforms.directions import hvp, jacfwd, linearize
+    from regrad.transforms.fixed_points import fixed_point
+    from regrad.transforms.host_calls import host_call
     from regrad.transforms.jit import jit
     from regrad.transforms.vmap import vmap
 
@@ -103,6 +105,8 @@ _LATER = {
     "transforms.derivatives": "hessian jacobian jacrev jvp vjp",
     "transforms.devices": "block_until_ready device_put",
     "transforms.directions": "hvp jacfwd linearize",
+    "transforms.fixed_points": "fixed_point",
+    "transforms.host_calls": "host_call",
     "transforms.jit": "jit",
     "transforms.vmap": "vmap",
 }
@@ -121,20 +125,20 @@ __all__ = [
     "cos", "cosh", "count_nonzero", "cumulative_max", "cumulative_min", "cumulative_prod",
     "cumulative_sum", "custom_grad", "default_dtype", "device_put", "diff", "digamma", "divide",
     "e", "einsum", "empty", "empty_like", "equal", "erf", "erfc", "erfinv", "exp", "expand_dims",
-    "expm1", "eye", "fft", "find_op", "finfo", "flip", "float16", "float32", "float64", "floor",
-    "floor_divide", "fori_loop", "from_dlpack", "full", "full_like", "gather_nd",
-    "get_default_dtype", "grad", "gradient", "gradient_override_map", "grads", "greater",
-    "greater_equal", "hessian", "hvp", "hypot", "identity", "iinfo", "imag", "inf", "int8", "int16",
-    "int32", "int64", "isclose", "isdtype", "isfinite", "isinf", "isnan", "jacfwd", "jacobian",
-    "jacrev", "jit", "jvp", "less", "less_equal", "lgamma", "linalg", "linear_recurrence",
-    "linearize", "linspace", "log", "log1p", "log2", "log10", "logaddexp", "logical_and",
-    "logical_not", "logical_or", "logical_xor", "logsumexp", "losses", "map", "matmul",
-    "matrix_transpose", "max", "maximum", "mean", "median", "meshgrid", "min", "minimum",
+    "expm1", "eye", "fft", "find_op", "finfo", "fixed_point", "flip", "float16", "float32",
+    "float64", "floor", "floor_divide", "fori_loop", "from_dlpack", "full", "full_like",
+    "gather_nd", "get_default_dtype", "grad", "gradient", "gradient_override_map", "grads",
+    "greater", "greater_equal", "hessian", "host_call", "hvp", "hypot", "identity", "iinfo", "imag",
+    "inf", "int8", "int16", "int32", "int64", "isclose", "isdtype", "isfinite", "isinf", "isnan",
+    "jacfwd", "jacobian", "jacrev", "jit", "jvp", "less", "less_equal", "lgamma", "linalg",
+    "linear_recurrence", "linearize", "linspace", "log", "log1p", "log2", "log10", "logaddexp",
+    "logical_and", "logical_not", "logical_or", "logical_xor", "logsumexp", "losses", "map",
+    "matmul", "matrix_transpose", "max", "maximum", "mean", "median", "meshgrid", "min", "minimum",
     "moveaxis", "multigammaln", "multiply", "name_scope", "nan", "nan_to_num", "negative",
     "newaxis", "nextafter", "nn", "nonzero", "not_differentiable", "not_equal", "one_hot", "ones",
     "ones_like", "op", "op_types", "pad", "permute_dims", "pi", "polygamma", "positive", "pow",
-    "prod", "quantile", "random", "real", "reciprocal", "remainder", "repeat", "replace",
-    "reshape", "result_type", "roll", "round", "rsqrt", "rules", "scalar", "scan", "scatter_nd",
+    "prod", "quantile", "random", "real", "reciprocal", "remainder", "repeat", "replace", "reshape",
+    "result_type", "roll", "round", "rsqrt", "rules", "scalar", "scan", "scatter_nd",
     "searchsorted", "segment_sum", "set_default_dtype", "set_printoptions", "sign", "signbit",
     "sin", "sinc", "sinh", "slice", "sort", "split", "sqrt", "square", "squared_difference",
     "squeeze", "stack", "std", "step", "stop_gradient", "subtract", "sum", "sum_to", "swapaxes",

@@ -17,7 +17,7 @@ from tests.helpers.paths import DOCS
 
 PAGES, PICTURES = DOCS / "howto", DOCS / "pictures" / "howto"
 CELL = re.compile(r"^```\{code-cell\}\n(?::\S[^\n]*\n)*(.*?)^```$", re.M | re.S)
-FIRST = {"dead_network"}  # pages whose first picture says more than their last
+FIRST = {"dead_network", "implicit"}  # pages whose first picture says more than their last
 GREY, RED = "#e4e7eb", "#f2b8ad"
 
 
