@@ -6,6 +6,7 @@ from pathlib import Path
 DOCS = Path(__file__).parent
 sys.path[:0] = [str(DOCS / "_ext"), str(DOCS.parent)]
 
+import page_cache  # noqa: E402
 import pages  # noqa: E402
 
 import regrad  # noqa: E402
@@ -25,6 +26,7 @@ extensions = [
     "api_reference",
     "notebooks",
     "op_table",
+    "page_cache",
     "pages",
 ]
 suppress_warnings = ["myst.header"]  # a page may leave out a level of headings
@@ -35,7 +37,8 @@ exclude_patterns = ["_ext", "conf.py"]
 myst_enable_extensions = ["colon_fence", "deflist", "dollarmath"]
 myst_heading_anchors = 3
 nb_custom_formats = {".py": "pages.read_script"}
-nb_execution_mode = "force"  # a cache would not notice that regrad has changed
+nb_execution_mode = "cache"  # filled by `page_cache`, whose key notices that regrad has changed
+nb_execution_cache_path = str(page_cache.folder())
 nb_execution_raise_on_error = True
 nb_execution_timeout = 120
 nb_merge_streams = True

@@ -15,7 +15,7 @@ import tomllib
 from pathlib import Path
 from typing import Any, NamedTuple
 
-BLOCK = re.compile(r"^```(python|\{code-cell\}|text)\n(?::\S.*\n)*(.*?)^```$", re.S | re.M)
+BLOCK = re.compile(r"^```(python|\{code-cell\}|text)\n(?::\S[^\n]*\n)*(.*?)^```$", re.S | re.M)
 INSTALLS = re.compile(r"pip install ([^`\n#]*)")
 EXTRAS = re.compile(r"\[([\w,]+)\]")
 MODULES = {"scikit-learn": "sklearn", "dm-haiku": "haiku"}  # where they are not called alike
