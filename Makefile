@@ -94,4 +94,4 @@ $(VENV)/.bench: $(VENV)/.made pyproject.toml .github/newest.txt
 	@touch $@
 
 clean:
-	rm -rf $(VENV) out .pytest_cache .ruff_cache
+	rm -rf $(VENV) out docs/reference/names .pytest_cache .ruff_cache

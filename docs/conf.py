@@ -24,10 +24,13 @@ extensions = [
     "sphinx_copybutton",
     "sphinx_design",
     "api_reference",
+    "costs",
+    "name_pages",
     "notebooks",
     "op_table",
     "page_cache",
     "pages",
+    "search_words",
 ]
 suppress_warnings = ["myst.header"]  # a page may leave out a level of headings
 exclude_patterns = ["_ext", "conf.py"]
@@ -59,7 +62,7 @@ html_theme = "furo"
 html_title = f"regrad {release}"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
-html_js_files = ["filter.js", "names.js"]
+html_js_files = ["filter.js", "moved.js", "names.js"]
 html_search_scorer = str(DOCS / "_static/scorer.js")
 if pages.REPOSITORY:
     html_theme_options = {

@@ -1,5 +1,8 @@
 """The API reference: `{api}` blocks list public names, and the build fails if one has no entry.
 
+`name_pages` writes the entries of `{api}` blocks, a page for each name; `{tensorflow-api}` blocks
+have the entries below their table.
+
 ```{api} regrad.nn
 ```
 ```{api} regrad
@@ -110,7 +113,7 @@ def builtin_bases(cls: type) -> list[str]:
 
 
 class Api(SphinxDirective):
-    """The entries of a package's public names, below a table of their summaries."""
+    """A table of a package's public names, which leads to their pages."""
 
     required_arguments = 1
     final_argument_whitespace = True
@@ -120,16 +123,28 @@ class Api(SphinxDirective):
     }
 
     def run(self) -> list[nodes.Node]:
-        """Return the table and the entries."""
+        """Return the table."""
+        found = self.parsed(self.table())
+        for row in (row for node in found for row in node.findall(nodes.row)):
+            link = next(iter(row.findall(addnodes.pending_xref)))
+            anchor = f'<span class="moved" id="{link["reftarget"]}"></span>'
+            row[0].insert(0, nodes.raw("", anchor, format="html"))
+        return found
+
+    def entries(self) -> list[str]:
+        """Return the names that are not modules; note all of them, for `check_complete`."""
         paths = self.paths()
         self.env.metadata[self.env.docname].setdefault("api", []).extend(paths)
-        entries = [p for p in paths if not isinstance(find(p), ModuleType)]
+        return [p for p in paths if not isinstance(find(p), ModuleType)]
+
+    def table(self) -> list[str]:
+        """Return the lines of the table."""
+        entries = self.entries()
         links = [f":py:obj:`{label(p)} <{home(p)}>`" for p in entries]
         table = table_of([(link, summary(p)) for link, p in zip(links, entries, strict=True)])
-        own = [line for path in entries if home(path) == path for line in entry(path)]
-        package = paths[0].rpartition(".")[0]
+        package = self.paths()[0].rpartition(".")[0]
         context = [f".. py:currentmodule:: {package}", ""]  # of the names in backticks
-        return self.parsed([*context, *table, *own]) if entries else []
+        return [*context, *table] if entries else []
 
     def paths(self) -> list[str]:
         """Return the dotted names to show."""
@@ -148,7 +163,15 @@ class Api(SphinxDirective):
 
 
 class TensorFlowApi(Api):
-    """The entries of a row of docs/tf1.md: what `regrad.v1` covers of one namespace."""
+    """The entries of a row of docs/tf1.md: what `regrad.v1` covers of one namespace.
+
+    They are below a table of their summaries.
+    """
+
+    def run(self) -> list[nodes.Node]:
+        """Return the table and the entries."""
+        own = [line for path in self.entries() if home(path) == path for line in entry(path)]
+        return self.parsed([*self.table(), *own])
 
     def paths(self) -> list[str]:
         """Return the dotted names to show."""
@@ -211,8 +234,9 @@ def lead_back(
 
     def back(match: re.Match[str]) -> str:
         for name, entry in known.items():
-            same_page = app.builder.get_relative_uri(page, entry.docname) == match[3]
-            if same_page and f".{name}".endswith(f".{match[2]}"):
+            if not f".{name}".endswith(f".{match[2]}"):
+                continue
+            if app.builder.get_relative_uri(page, entry.docname) == match[3]:
                 return f"{match[1]}{match[3]}#{entry.node_id}"
         return match[0]
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
 import platform
 import shutil
@@ -29,6 +30,7 @@ KEPT = 3  # folders: a change of branch, and back, executes nothing
 # Prefixes of the environment variables that change numbers, warnings or pictures.
 SETTINGS = "CUDA", "JAX", "KERAS", "MKL", "MPL", "OMP", "OPENBLAS", "PYTHON", "TORCH", "XLA"
 LOCAL = {"PYTHONPATH"}  # where the sources are: their content counts
+QUIET = {"extra_arguments": ["--IPKernelApp.log_level=ERROR"]}
 
 
 def key(
@@ -123,9 +125,10 @@ def execute_pages(app: Sphinx, env: BuildEnvironment, docnames: list[str]) -> No
     def execute(name: str) -> tuple[str, Any]:
         place = str(Path(env.doc2path(name)).parent)
         return name, single_nb_execution(
-            waiting[name], place, app.config.nb_execution_timeout, allow_errors=False
+            waiting[name], place, app.config.nb_execution_timeout, False, **QUIET
         )
 
+    logging.getLogger("traitlets").setLevel(logging.WARNING)  # it reports each kernel
     failed = []
     with ThreadPoolExecutor(app.parallel) as pool:  # (each page has a process: its kernel)
         done = pool.map(execute, order)
