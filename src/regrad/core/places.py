@@ -213,6 +213,13 @@ class Site:
 
     `nth` counts the calls before it that the key was asked about. `module` and `module_class` are
     of the module that runs (None if that is not known), `file` and `line` of the program.
+
+    >>> import regrad as rg
+    >>> def first(site):
+    ...     return site.nth == 0
+    >>> with rg.gradient_override_map({rg.at(first, "Sin"): lambda dy: dy * 7}):
+    ...     rg.grad(lambda x: rg.sin(rg.sin(x)))(0.0).item()
+    7.0
     """
 
     path: str

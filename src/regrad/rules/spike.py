@@ -188,7 +188,7 @@ def q_pseudo_spike(slope: float = 2.0, *, height: float = 1.0, shift: float = 0.
 
 @_surrogate
 def nonzero_sign_log_abs(slope: float = 1.0, *, shift: float = 0.0) -> Bump:
-    """Return a bump with tails of 1 / |x| as a rule: `1 / (1 / slope + |x|)`.
+    """Return a bump with tails of `1 / |x|` as a rule: `1 / (1 / slope + |x|)`.
 
     Args:
         slope: The value at 0.

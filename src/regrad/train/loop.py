@@ -18,7 +18,13 @@ SECONDS = 1.0  # between two readings of the loss for the bar
 
 @dataclass
 class History:
-    """The figures of `fit`: for each epoch `{"loss": …}`, with `"evaluation"` if there was one."""
+    """The figures of `fit`: for each epoch `{"loss": …}`, with `"evaluation"` if there was one.
+
+    >>> import regrad as rg
+    >>> history = rg.train.fit(lambda batch: batch, [1.0, 3.0], epochs=2, progress=False)
+    >>> history["loss"], history.stopped_early
+    ([2.0, 2.0], False)
+    """
 
     epochs: list[dict[str, float]] = field(default_factory=list)
     stopped_early: bool = False
