@@ -8,8 +8,7 @@ row of the table, from where `moved.js` goes on to the page. (Names of TensorFlo
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -35,21 +34,6 @@ def has_entry(path: str) -> bool:
     return home(path) == path and not isinstance(find(path), ModuleType)
 
 
-def files_of(paths: Iterable[str]) -> dict[str, str]:
-    """Return the file names of pages, which differ in more than capitals: not all disks see those.
-
-    `regrad.Tensor` and `regrad.tensor` are `regrad.Tensor-class` and `regrad.tensor`.
-    """
-    paths = [*paths]
-    same = Counter(path.lower() for path in paths)
-    return {p: f"{p}-class" if same[p.lower()] > 1 and is_class(p) else p for p in paths}
-
-
-def is_class(path: str) -> bool:
-    """Return whether a name is written as classes are."""
-    return path.rpartition(".")[2][:1].isupper()
-
-
 def lines_of(path: str, page: str) -> Iterator[str]:
     """Yield the lines of the page of a name."""
     title = path.replace("_", r"\_")
@@ -64,7 +48,7 @@ def write_pages(app: Sphinx) -> None:
     folder = Path(app.srcdir, NAMES)
     folder.mkdir(exist_ok=True)
     pages = shown()
-    files = files_of(pages)
+    files = public_names.files_of(pages)
     wanted = {folder / f"{files[p]}.rst": "\n".join(lines_of(p, pages[p])) + "\n" for p in pages}
     for path in {*folder.iterdir()} - wanted.keys():
         path.unlink()

@@ -52,6 +52,16 @@ def test_a_name_without_a_place_is_noticed(public_names, tmp_path, monkeypatch):
     assert "regrad.sin" not in public_names.missing()
 
 
+@needs_all
+def test_pages_of_names_differ_in_more_than_capitals(public_names):
+    """Else a disk that does not see capitals has one page for `rg.Tensor` and `rg.tensor`."""
+    files = public_names.files_of(public_names.public_names())
+    assert len({name.lower() for name in files.values()}) == len(files) > 500
+    assert files["regrad.sin"] == "regrad.sin"
+    assert files["regrad.tensor"] == "regrad.tensor"
+    assert files["regrad.Tensor"] == "regrad.Tensor-class"
+
+
 def test_rows_of_tensorflow_names_are_shown_and_exist(public_names):
     assert public_names.rows_shown() == public_names.tensorflow_rows().keys()
     assert "regrad.v1.nn.relu" in public_names.tensorflow_rows()["tf.nn"]
