@@ -208,7 +208,7 @@ def keep_together(
     for i, line in enumerate(lines):
         if lines[i - 1].strip() == "Returns:" or (i == 0 and what in ("attribute", "property")):
             lines[i] = re.sub(r"^((?:`[^`]*`|[^:`])*): ", r"\1 – ", line)
-            lines[i] = re.sub("`[^`]*`", lambda code: code[0].replace(": ", ":\N{NBSP}"), lines[i])
+            lines[i] = re.sub("(?<!`)`([^`]*:[^`]*)`(?!`)", r"``\1``", lines[i])
 
 
 def mark_code(

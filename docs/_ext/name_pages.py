@@ -15,9 +15,11 @@ from typing import Any
 
 import public_names
 from api_reference import entry, find, home
+from docutils import nodes
 from sphinx.application import Sphinx
 
 NAMES = "reference/names"
+LISTS: dict[Any, str] = {}  # of this process
 
 
 def shown() -> dict[str, str]:
@@ -57,7 +59,29 @@ def write_pages(app: Sphinx) -> None:
             path.write_text(text, encoding="utf-8")
 
 
+def share_navigation(
+    app: Sphinx, page: str, template: str, context: dict[str, Any], doctree: nodes.document | None
+) -> None:
+    """Make the list of all pages once for the pages that are not in it, such as those of names.
+
+    It took nearly all of the time in which a page was written. On these pages no entry is the
+    current one, so the list depends only on the folder, by its relative links.
+    """
+    if not page.startswith((f"{NAMES}/", "_modules/")):
+        return
+    make = context["toctree"]
+
+    def shared(**options: Any) -> str:
+        key = page.split("/")[0], page.count("/"), *sorted(options.items())
+        if key not in LISTS:
+            LISTS[key] = make(**options)
+        return LISTS[key]
+
+    context["toctree"] = shared
+
+
 def setup(app: Sphinx) -> dict[str, Any]:
     """Register the writing of pages."""
     app.connect("builder-inited", write_pages)
+    app.connect("html-page-context", share_navigation, priority=400)  # before the theme reads it
     return {"version": "1", "parallel_read_safe": True, "parallel_write_safe": True}
