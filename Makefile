@@ -63,7 +63,7 @@ peers:
 	$(PYTHON) -m tests.campaigns.quantize_peers
 	$(PYTHON) -m tests.campaigns.quantize_peers page
 
-# (Its pages are executed, one process for each core.)
+# (Pages are executed, one process for each core, unless out/pages has their outputs.)
 docs: $(VENV)/.docs
 	OMP_NUM_THREADS=1 $(BIN)/sphinx-build -W --keep-going --quiet --jobs auto docs out/site $(ARGS)
 	@echo "The front page: out/site/index.html"

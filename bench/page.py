@@ -1,4 +1,4 @@
-"""docs/benchmarks.md and the README's table, made of what `results/` holds.
+"""docs/benchmarks.md and the README's table, made of the records in `results/`.
 
 `page.md` is the page's prose. A line `[[tape]]` in it stands for the newest tables of that suite,
 `[[runs]]` for a list of the runs, `[[behind]]` for the rows that are behind.
@@ -66,7 +66,7 @@ def page(found: Results) -> str:
 
 
 def digest(found: Results) -> str:
-    """What the picture shows, as a short text."""
+    """A hash of the rows that the picture shows."""
     shown = [(name, found[name][0].rows) for name in suites()]
     return hashlib.sha256(repr(shown).encode()).hexdigest()
 
@@ -88,7 +88,7 @@ def link(result: Result) -> str:
 
 
 def tables(results: list[Result]) -> str:
-    """The newest table, and folded those of other machines."""
+    """The newest table, and folded tables of other machines."""
     newest, *others = results
     folded = [
         f"<details><summary>{r.date}, {r.place}: {r.verdict}</summary>\n\n{table(r)}\n\n</details>"

@@ -37,6 +37,7 @@ DTYPES = {
     "bool", "complex64", "complex128", "float16", "float32", "float64", "int8", "int16", "int32",
     "int64", "uint8", "uint16", "uint32", "uint64",
 }  # fmt: skip
+RULES_IN_TABLES = {"howto/which_rule"}
 CONSTANTS = {
     "Indices": "The annotation of a tensor of integers, in a kernel.",
     "e": "Euler's number.",
@@ -155,7 +156,7 @@ class Api(SphinxDirective):
         return [f"{package}.{name}" for name in public_names.names_of(block)]
 
     def parsed(self, lines: list[str]) -> list[nodes.Node]:
-        """Return the nodes of lines of reStructuredText, which is what autodoc writes."""
+        """Return the nodes of lines of reStructuredText, the format that autodoc writes."""
         document = new_document(self.state.document["source"], self.state.document.settings)
         document.reporter = self.state.document.reporter
         MockRSTParser().parse("\n".join(lines), document)
@@ -163,7 +164,7 @@ class Api(SphinxDirective):
 
 
 class TensorFlowApi(Api):
-    """The entries of a row of docs/tf1.md: what `regrad.v1` covers of one namespace.
+    """The entries of a row of docs/tf1.md: the names of one namespace that `regrad.v1` covers.
 
     They are below a table of their summaries.
     """
@@ -191,7 +192,7 @@ class TensorMethods(Api):
 
 
 def settle_types(app: Sphinx, doctree: nodes.document) -> None:
-    """Say which class a signature means: `bool` is Python's, `Tensor` is that of the page."""
+    """Set the class that a signature means: Python's `bool`, and the `Tensor` of the page."""
     package = "regrad.v1" if "/tf1_" in app.env.docname else "regrad"
     for reference in list(doctree.findall(addnodes.pending_xref)):
         name = reference["reftarget"]
@@ -201,10 +202,27 @@ def settle_types(app: Sphinx, doctree: nodes.document) -> None:
             reference["reftarget"] = f"{package}.{name}"
 
 
+def link_rules(app: Sphinx, doctree: nodes.document) -> None:
+    """Lead from the names of rules in the tables of `RULES_IN_TABLES` to their entries."""
+    if app.env.docname not in RULES_IN_TABLES:
+        return
+    rules = public_names.origins("regrad.rules")
+    for cell in doctree.findall(nodes.entry):
+        for code in list(cell.findall(nodes.literal)):
+            name = re.match(r"(\w+)(\(.*\))?$", code.astext())
+            if name and name[1] in rules and not isinstance(code.parent, addnodes.pending_xref):
+                code.replace_self(
+                    addnodes.pending_xref(
+                        "", code.deepcopy(), refdomain="py", reftype="obj", refexplicit=True,
+                        refwarn=True, refdoc=app.env.docname, reftarget=f"regrad.rules.{name[1]}",
+                    )
+                )  # fmt: skip
+
+
 def keep_together(
     app: Sphinx, what: str, name: str, value: Any, options: Any, lines: list[str]
 ) -> None:
-    """Write "A History: the figures" with a dash, or napoleon makes a type of what is before it."""
+    """Write "A History: the figures" with a dash, or napoleon reads the words before it as a type."""
     for i, line in enumerate(lines):
         if lines[i - 1].strip() == "Returns:" or (i == 0 and what in ("attribute", "property")):
             lines[i] = re.sub(r"^((?:`[^`]*`|[^:`])*): ", r"\1 – ", line)
@@ -227,7 +245,7 @@ def lead_back(
     """Lead from a source to the entry of its function.
 
     (viewcode takes all functions of a module for names of one package. `regrad.ops.image` has
-    those of `regrad` and of `regrad.nn`.)
+    functions of `regrad` and of `regrad.nn`.)
     """
     if not page.startswith("_modules/"):
         return
@@ -262,6 +280,7 @@ def setup(app: Sphinx) -> dict[str, Any]:
     app.add_directive("tensorflow-api", TensorFlowApi)
     app.add_directive("tensor-methods", TensorMethods)
     app.connect("doctree-read", settle_types)
+    app.connect("doctree-read", link_rules)
     app.connect("autodoc-process-docstring", mark_code, priority=400)  # before napoleon
     app.connect("autodoc-process-docstring", keep_together, priority=400)
     app.connect("html-page-context", lead_back)

@@ -46,7 +46,7 @@ def lines_of(path: str, page: str) -> Iterator[str]:
 
 
 def write_pages(app: Sphinx) -> None:
-    """Write the pages that differ from those of the last build, and remove those without a name."""
+    """Write the pages that have changed since the last build, and remove pages without a name."""
     folder = Path(app.srcdir, NAMES)
     folder.mkdir(exist_ok=True)
     pages = shown()
@@ -62,7 +62,7 @@ def write_pages(app: Sphinx) -> None:
 def share_navigation(
     app: Sphinx, page: str, template: str, context: dict[str, Any], doctree: nodes.document | None
 ) -> None:
-    """Make the list of all pages once for the pages that are not in it, such as those of names.
+    """Make the list of all pages once for the pages that are not in it, such as pages of names.
 
     It took nearly all of the time in which a page was written. On these pages no entry is the
     current one, so the list depends only on the folder, by its relative links.

@@ -58,7 +58,7 @@ class Kept:
         key = page_cache.key(**given)
         if key not in self.outputs:
             self.runs += 1
-            self.outputs[key] = repr(contents)  # what the page prints depends on everything
+            self.outputs[key] = repr(contents)  # the output of the page depends on everything
         return self.outputs[key]
 
 

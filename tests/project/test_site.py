@@ -152,7 +152,7 @@ def test_every_how_to_has_a_card_with_a_picture():
 
 # -- search ----------------------------------------------------------------------------------------
 
-# What people type, and the page that Sphinx's search must list.
+# Queries, and for each the page that Sphinx's search must list.
 QUERIES = {
     "STE": "straight_through", "straight-through estimator": "straight_through",
     "BNN": "straight_through", "QAT": "quantize", "fake quantization": "quantize",
