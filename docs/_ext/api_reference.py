@@ -222,7 +222,7 @@ def link_rules(app: Sphinx, doctree: nodes.document) -> None:
 def keep_together(
     app: Sphinx, what: str, name: str, value: Any, options: Any, lines: list[str]
 ) -> None:
-    """Write "A History: the figures" with a dash, or napoleon reads the words before it as a type."""
+    """Write "A History: the figures" with a dash, or napoleon reads "A History" as a type."""
     for i, line in enumerate(lines):
         if lines[i - 1].strip() == "Returns:" or (i == 0 and what in ("attribute", "property")):
             lines[i] = re.sub(r"^((?:`[^`]*`|[^:`])*): ", r"\1 – ", line)
