@@ -203,20 +203,20 @@ def settle_types(app: Sphinx, doctree: nodes.document) -> None:
 
 
 def link_rules(app: Sphinx, doctree: nodes.document) -> None:
-    """Lead from the names of rules in the tables of `RULES_IN_TABLES` to their entries."""
+    """Lead from cells of the tables of some pages that have a rule to the entry of the rule."""
     if app.env.docname not in RULES_IN_TABLES:
         return
     rules = public_names.origins("regrad.rules")
     for cell in doctree.findall(nodes.entry):
-        for code in list(cell.findall(nodes.literal)):
-            name = re.match(r"(\w+)(\(.*\))?$", code.astext())
-            if name and name[1] in rules and not isinstance(code.parent, addnodes.pending_xref):
-                code.replace_self(
-                    addnodes.pending_xref(
-                        "", code.deepcopy(), refdomain="py", reftype="obj", refexplicit=True,
-                        refwarn=True, refdoc=app.env.docname, reftarget=f"regrad.rules.{name[1]}",
-                    )
-                )  # fmt: skip
+        codes = list(cell.findall(nodes.literal))
+        name = re.match(r"(\w+)(\(.*\))?$", cell.astext())
+        if name and name[1] in rules and len(codes) == 1:
+            target = {"reftype": "obj", "reftarget": f"regrad.rules.{name[1]}"}
+            link = addnodes.pending_xref(
+                "", codes[0].deepcopy(), refdomain="py", refexplicit=True, refwarn=True, **target
+            )
+            link["refdoc"] = app.env.docname
+            codes[0].replace_self(link)
 
 
 def keep_together(
