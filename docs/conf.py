@@ -6,7 +6,6 @@ from pathlib import Path
 DOCS = Path(__file__).parent
 sys.path[:0] = [str(DOCS / "_ext"), str(DOCS.parent)]
 
-import page_cache  # noqa: E402
 import pages  # noqa: E402
 
 import regrad  # noqa: E402
@@ -40,8 +39,7 @@ exclude_patterns = ["_ext", "conf.py"]
 myst_enable_extensions = ["colon_fence", "deflist", "dollarmath"]
 myst_heading_anchors = 3
 nb_custom_formats = {".py": "pages.read_script"}
-nb_execution_mode = "cache"  # filled by `page_cache`, whose key notices that regrad has changed
-nb_execution_cache_path = str(page_cache.folder())
+nb_execution_mode = "cache"  # in a folder of `page_cache`, which notices that regrad changed
 nb_execution_raise_on_error = True
 nb_execution_timeout = 120
 nb_merge_streams = True

@@ -116,7 +116,7 @@ def execute_pages(app: Sphinx, env: BuildEnvironment, docnames: list[str]) -> No
     from sphinx.errors import ExtensionError
     from sphinx.util.display import status_iterator
 
-    cache = get_cache(app.config.nb_execution_cache_path)
+    cache = get_cache(cache_path(env))
     known = {record.hashkey for record in cache.list_cache_records()}
     pages = {n: nb for n in docnames if (nb := read_notebook(app, n)) is not None}
     waiting = {n: nb for n, nb in pages.items() if cache.create_hashed_notebook(nb)[1] not in known}
@@ -144,19 +144,33 @@ def execute_pages(app: Sphinx, env: BuildEnvironment, docnames: list[str]) -> No
         raise ExtensionError("pages raise:\n" + "\n".join(failed))
 
 
+def choose_folder(app: Sphinx) -> None:
+    """Have MyST-NB look for outputs in the folder of this key.
+
+    (In conf.py a new folder would be a changed setting, for which Sphinx reads all pages again.)
+    """
+    env: Any = app.env
+    env.mystnb_config = env.mystnb_config.copy(execution_cache_path=str(folder()))
+
+
 def outdated(
     app: Sphinx, env: Any, added: set[str], changed: set[str], removed: set[str]
 ) -> list[str]:
     """Return the pages to read again, since regrad or a library has changed."""
-    now = app.config.nb_execution_cache_path
-    if (before := getattr(env, "executed_in", None)) == now:
+    before, env.executed_in = getattr(env, "executed_in", None), cache_path(env)
+    if before in (None, env.executed_in):
         return []
-    env.executed_in = now
-    return [] if before is None else [n for n in env.found_docs if read_notebook(app, n)]
+    return [name for name in env.found_docs if read_notebook(app, name)]
+
+
+def cache_path(env: Any) -> str:
+    """Return the folder that was chosen."""
+    return env.mystnb_config.execution_cache_path
 
 
 def setup(app: Sphinx) -> dict[str, Any]:
     """Register the execution."""
+    app.connect("builder-inited", choose_folder, priority=900)  # MyST-NB has read its settings
     app.connect("env-get-outdated", outdated)
     app.connect("env-before-read-docs", execute_pages)
     return {"version": "1", "parallel_read_safe": True, "parallel_write_safe": True}

@@ -10,9 +10,9 @@ document.addEventListener("DOMContentLoaded", () => {
     }
   }
 });
-// Names in tables may break after a dot, an underscore or a bracket, before they break elsewhere.
+// Names in tables and titles may break after a dot, an underscore or a bracket, before they break elsewhere.
 document.addEventListener("DOMContentLoaded", () => {
-  for (const code of document.querySelectorAll("table code")) {
+  for (const code of document.querySelectorAll("table code, article h1")) {
     const walker = document.createTreeWalker(code, NodeFilter.SHOW_TEXT);
     const texts = [];
     while (walker.nextNode()) texts.push(walker.currentNode);
