@@ -65,7 +65,7 @@ peers:
 	$(PYTHON) -m tests.campaigns.spike_peers
 	$(PYTHON) -m tests.campaigns.spike_peers page
 
-# (Its pages are executed, one process for each core.)
+# (Pages are executed, one process for each core, unless out/pages has their outputs.)
 docs: $(VENV)/.docs
 	OMP_NUM_THREADS=1 $(BIN)/sphinx-build -W --keep-going --quiet --jobs auto docs out/site $(ARGS)
 	@echo "The front page: out/site/index.html"
@@ -96,4 +96,4 @@ $(VENV)/.bench: $(VENV)/.made pyproject.toml .github/newest.txt
 	@touch $@
 
 clean:
-	rm -rf $(VENV) out .pytest_cache .ruff_cache
+	rm -rf $(VENV) out docs/reference/names .pytest_cache .ruff_cache

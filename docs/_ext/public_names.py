@@ -12,7 +12,8 @@ import ast
 import importlib
 import inspect
 import re
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -91,6 +92,21 @@ def blocks() -> Iterator[tuple[Path, Block]]:
 def public_names() -> set[str]:
     """Return all public names, dotted: `regrad.sin`, `regrad.nn.relu`."""
     return {f"{package}.{name}" for package in PACKAGES for name in origins(package)}
+
+
+def files_of(paths: Iterable[str]) -> dict[str, str]:
+    """Return the file names of pages, which differ in more than capitals: not all disks see those.
+
+    `regrad.Tensor` and `regrad.tensor` are `regrad.Tensor-class` and `regrad.tensor`.
+    """
+    paths = [*paths]
+    same = Counter(path.lower() for path in paths)
+    return {p: f"{p}-class" if same[p.lower()] > 1 and is_class(p) else p for p in paths}
+
+
+def is_class(path: str) -> bool:
+    """Return whether a name is written as classes are."""
+    return path.rpartition(".")[2][:1].isupper()
 
 
 def missing() -> set[str]:

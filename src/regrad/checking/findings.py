@@ -19,6 +19,12 @@ class Finding:
     `kind` is "wrong value", "wrong sign", "scaled by …", "zero", "missing", "not finite", or, for
     inconclusive findings, the reason. `error` is the error of the differences. `count` is the
     number of elements of which this is the worst.
+
+    >>> import regrad as rg
+    >>> with rg.gradient_override_map({"Sin": lambda dy, x: -dy * rg.cos(x)}):
+    ...     report = rg.testing.gradient_report(rg.sin, [0.5])
+    >>> report.findings[0].kind
+    'wrong sign'
     """
 
     kind: str
@@ -86,6 +92,11 @@ class GradientReport:
     """The result of a check: `findings` are wrong, `inconclusive` could not be decided.
 
     `causes` are the rules that are wrong by themselves; they explain the findings.
+
+    >>> import regrad as rg
+    >>> report = rg.testing.gradient_report(rg.sin, [0.5])
+    >>> report.ok, report.findings
+    (True, ())
     """
 
     order: int

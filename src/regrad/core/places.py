@@ -223,6 +223,13 @@ class Site:
 
     `nth` counts the earlier calls that the key was tested on. `module` and `module_class` are
     the running module's (None if unknown). `file` and `line` are a line of the program.
+
+    >>> import regrad as rg
+    >>> def first(site):
+    ...     return site.nth == 0
+    >>> with rg.gradient_override_map({rg.at(first, "Sin"): lambda dy: dy * 7}):
+    ...     rg.grad(lambda x: rg.sin(rg.sin(x)))(0.0).item()
+    7.0
     """
 
     path: str

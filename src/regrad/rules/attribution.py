@@ -112,6 +112,11 @@ class Path(NamedTuple):
         weights: The weight of each gradient.
         noise: The standard deviation of Gaussian noise, as a fraction of the range of each input.
         seed: The seed of the noise.
+
+    >>> from regrad.rules.attribution import Path
+    >>> middle = Path(places=(0.5,), weights=(1.0,))
+    >>> middle.noise
+    0.0
     """
 
     places: tuple[float, ...]

@@ -127,7 +127,13 @@ def layers(
 
 @dataclass(frozen=True, repr=False)
 class Plan:
-    """Quantizers for the layers of a model, by place; see `layers`."""
+    """Quantizers for the layers of a model, by place; see `layers`.
+
+    >>> from regrad.rules import quantize as Q
+    >>> plan = Q.layers(weights=Q.affine(8)) | Q.layers(inputs=Q.affine(8))
+    >>> len(plan.selections)
+    2
+    """
 
     selections: tuple[Selection, ...]
 

@@ -53,6 +53,12 @@ class Quantizer:
         per: The part of an array that has its own scale (`"tensor"`, `"channel"`, `"token"`, or the
             size of groups).
         states: The arrays that it takes besides values, by name.
+
+    >>> import regrad as rg
+    >>> from regrad.rules import quantize as Q
+    >>> quantizer = Q.affine(2)
+    >>> quantizer(rg.tensor([-1.0, 0.1, 1.0])).tolist(), quantizer.bits
+    ([-1.0, 0.0, 1.0], 2)
     """
 
     formula: Callable[..., Codes] = field(compare=False)
