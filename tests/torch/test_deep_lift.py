@@ -156,7 +156,7 @@ def test_a_transformer_block(zero):
     assert abs(found.missing / found.total).max() < 1e-9
     without = {k: r for k, r in lrp.deep_lift().items() if k is not F.layer_norm}
     less = lrp.relevance(model, x, 1, without, reference=base)
-    assert abs(less.missing / less.total).max() > 1e-2
+    assert abs(less.missing / less.total).max() > 1e-3
 
 
 def test_layers_of_torch():
@@ -178,10 +178,9 @@ def test_misuse():
         lrp.mean_gradient(3)
     with pytest.raises(ArgumentError, match="Pass one: reference=zeros_like"):
         lrp.relevance(nn.Softmax(-1), numbers(2, 3), 0, {"Softmax": lrp.mean_gradient()})
-    rules = {"Softmax": lrp.mean_gradient()}
-    with pytest.raises(RuleError, match="mean_gradient is for a batch of inputs and their ref"):
-        with rg.gradient_override_map(rules):
-            rg.grad(lambda x: rg.sum(rg.nn.softmax(x)[:, 0]))(rg.ones((3, 2)))
+    wrong = pytest.raises(RuleError, match="mean_gradient is for a batch of inputs and their ref")
+    with wrong, rg.gradient_override_map({"Softmax": lrp.mean_gradient()}):
+        rg.grad(lambda x: rg.sum(rg.nn.softmax(x)[:, 0]))(rg.ones((3, 2)))
 
 
 @pytest.mark.parametrize("compiled", [False, True])
