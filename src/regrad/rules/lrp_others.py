@@ -209,7 +209,7 @@ def rescale(dy: Any, x: Any, y: Any, builtin: Any) -> Any:
     ...     print(rg.grad(rg.nn.relu)(rg.tensor([3.0, -1.0])).tolist())
     [0.75, 0.75]
     """
-    one = "an elementwise op with one input that is no constant"
+    one = "an elementwise op with one input that depends on the batch"
     _check(_is_like(x, y) and _is_like(y, x), "rescale", one)
     _check_batch("rescale", x)
     pairs = (2, len(x) // 2, *x.shape[1:])
