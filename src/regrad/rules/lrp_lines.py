@@ -56,7 +56,7 @@ def mean_gradient(points: int = 8) -> MeanGradient:
 
     >>> import regrad as rg
     >>> with rg.gradient_override_map({"Mul": rg.rules.lrp.mean_gradient(2)}):
-    ...     da, db = rg.grads(lambda a, b: a * b)([5.0, 1.0], [4.0, 2.0])
+    ...     da, db = rg.grads(lambda a, b: a * b)([rg.tensor([5.0, 1.0]), rg.tensor([4.0, 2.0])])
     >>> (5 - 1) * da[0].item() + (4 - 2) * db[0].item(), 5 * 4 - 1 * 2
     (18.0, 18)
     """

@@ -277,7 +277,7 @@ def rescale_greater(dy: Any, a: Any, b: Any, y: Any, builtin: Any) -> Any:
 
     >>> import regrad as rg
     >>> with rg.gradient_override_map({"Maximum": rg.rules.lrp.rescale_greater}):
-    ...     da, db = rg.grads(rg.maximum)([3.0, 0.0], [1.0, 2.0])
+    ...     da, db = rg.grads(rg.maximum)([rg.tensor([3.0, 0.0]), rg.tensor([1.0, 2.0])])
     >>> da.tolist(), db.tolist()
     ([0.5, 0.5], [0.5, 0.5])
     """
