@@ -51,6 +51,8 @@ from regrad.rules.lrp_composites import epsilon_plus as epsilon_plus
 from regrad.rules.lrp_composites import epsilon_plus_flat as epsilon_plus_flat
 from regrad.rules.lrp_composites import excitation as excitation
 from regrad.rules.lrp_composites import guided as guided
+from regrad.rules.lrp_lines import MeanGradient
+from regrad.rules.lrp_lines import mean_gradient as mean_gradient
 from regrad.rules.lrp_maps import API, Rule, _named
 from regrad.rules.lrp_maps import alpha_beta as alpha_beta
 from regrad.rules.lrp_maps import epsilon as epsilon
@@ -63,7 +65,9 @@ from regrad.rules.lrp_others import beta_smooth as beta_smooth
 from regrad.rules.lrp_others import frozen_norm as frozen_norm
 from regrad.rules.lrp_others import pass_ as pass_
 from regrad.rules.lrp_others import rescale as rescale
+from regrad.rules.lrp_others import rescale_greater as rescale_greater
 from regrad.rules.lrp_others import rescale_max as rescale_max
+from regrad.rules.lrp_others import rescale_rrelu as rescale_rrelu
 from regrad.rules.lrp_others import reveal_cancel as reveal_cancel
 from regrad.rules.lrp_others import uniform as uniform
 
@@ -224,8 +228,9 @@ def relevance(
             f"relevance takes a dict of op types to rules, such as {call}; got "
             f"{getattr(rules, '__name__', kind(rules))}"
         )
-    pairs = (rescale, rescale_max, reveal_cancel)
-    if reference is None and any(rule in pairs for rule in unmarked(spread(rules))[0].values()):
+    pairs = (rescale, rescale_greater, rescale_max, rescale_rrelu, reveal_cancel)
+    every = unmarked(spread(rules))[0].values()
+    if reference is None and any(r in pairs or isinstance(r, MeanGradient) for r in every):
         raise ArgumentError(
             "relevance: the rules compare the inputs with a reference, as deep_lift() does. Pass "
             "one: reference=zeros_like(inputs)"

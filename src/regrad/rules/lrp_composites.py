@@ -10,8 +10,17 @@ from regrad.core.places import at
 from regrad.core.rule import no_gradient
 from regrad.core.scopes import optional
 from regrad.errors import ArgumentError, brief
+from regrad.rules.lrp_lines import mean_gradient
 from regrad.rules.lrp_maps import API, Rule, alpha_beta, epsilon, flat, gamma, z_box, z_plus
-from regrad.rules.lrp_others import frozen_norm, pass_, rescale, rescale_max, uniform
+from regrad.rules.lrp_others import (
+    frozen_norm,
+    pass_,
+    rescale,
+    rescale_greater,
+    rescale_max,
+    rescale_rrelu,
+    uniform,
+)
 from regrad.rules.saliency import guided_relu
 
 EPSILON, GAMMA = epsilon, gamma  # (parameters have the names of the rules)
@@ -23,6 +32,14 @@ ACTIVATIONS = (
 
 # The names by which `relevance` calls linear maps of one value and products of two in JAX.
 MAPS = ("lrp_dense", "lrp_convolution", "lrp_matmul", "lrp_mul")
+
+
+# Further elementwise ops with one input, which DeepLift rescales, and ops that it averages.
+CURVES = (
+    "Sigmoid", "LogSigmoid", "Exp", "Expm1", "Log", "Log1p", "Rsqrt", "Erf", "Sin", "Cos", "Abs",
+    "ClipByValue",
+)  # fmt: skip
+MIXING = ("Softmax", "LogSoftmax", "RealDiv", "Pow", "Prod", "Sqrt")
 
 
 class _Keys(NamedTuple):
@@ -367,9 +384,14 @@ def cp_lrp(library: str = "torch") -> dict[Any, Any]:
 def deep_lift(library: str = "torch") -> dict[Any, Any]:
     """Return the composite of DeepLift's rescale rule, for `relevance(…, reference=)`.
 
-    Activations are rescaled, and max pools share the differences of their outputs; linear layers,
-    sums and average pools need no rule. Other ops (PReLU, products, softmax) use their gradients,
-    which do not conserve relevance.
+    Activations and other elementwise functions of one value are rescaled, also in maxima of two
+    values; max pools share the differences of their outputs. Norms, softmax, products and quotients
+    of two values, powers and gated activations have the average of their gradients from the
+    reference to the input. Linear layers, sums and average pools need no rule. Attention
+    (`F.scaled_dot_product_attention`) counts as its two products and its softmax. In JAX, a norm is
+    the ops that it is composed of. An op without a rule (`torch.where` with a condition that
+    differs, `torch.amin`, a sort, an LSTM) has its own gradient, and `relevance` reports the
+    difference as `missing`.
 
     Args:
         library: `"torch"`, or `"jax"` for `relevance` of a JAX function.
@@ -388,5 +410,24 @@ def deep_lift(library: str = "torch") -> dict[Any, Any]:
     'rescale'
     """
     keys = _keys(library)
-    rules = dict.fromkeys((*keys.activations, "Sigmoid"), rescale)
-    return _all_optional({**rules, **dict.fromkeys(keys.pools, rescale_max)})
+    if library == "jax":
+        nn = needed("jax.nn", "jax", API)
+        curves = ("square", "integer_pow")
+        others: dict[Any, Any] = {nn.logsumexp: mean_gradient(), "Mul": mean_gradient(2)}
+    else:
+        torch = needed("torch", "torch", API)
+        F, norm = torch.nn.functional, torch.linalg.vector_norm
+        curves = ("Square", "Reciprocal", "Prelu")
+        mixing = (
+            *keys.norms, F.glu, F.cosine_similarity, torch.logsumexp, norm, torch.norm, torch.var,
+            torch.std, torch.addcmul, torch.addcdiv, torch.lerp,
+        )  # fmt: skip
+        others = dict.fromkeys(mixing, mean_gradient()) | {F.rrelu: rescale_rrelu}
+        del others[F.batch_norm]  # (in evaluation mode it is linear)
+    return _all_optional({
+        **dict.fromkeys((*keys.activations, *CURVES, *curves), rescale),
+        **dict.fromkeys((*keys.pools, "Max"), rescale_max),
+        **dict.fromkeys(("Maximum", "Minimum"), rescale_greater),
+        **dict.fromkeys(MIXING, mean_gradient()), **others,
+        **dict.fromkeys((keys.matmul, keys.mul), mean_gradient(2)),
+    })  # fmt: skip

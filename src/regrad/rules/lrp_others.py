@@ -186,7 +186,8 @@ def rescale(dy: Any, x: Any, y: Any, builtin: Any) -> Any:
     """Return the slope between an input and its reference, times the incoming gradient.
 
     For activations, in a batch whose second half are the references (`relevance(…, reference=)`
-    makes this batch). It conserves the differences from the reference.
+    makes this batch). It conserves the differences from the reference. Other inputs, such as the
+    slope of a PReLU, count as constants.
 
     Args:
         dy: The incoming gradient.
@@ -195,7 +196,7 @@ def rescale(dy: Any, x: Any, y: Any, builtin: Any) -> Any:
         builtin: The op's own gradient, used where input and reference are equal.
 
     Returns:
-        The gradient by x.
+        The gradient by x, and None for other inputs.
 
     Raises:
         RuleError: (when the op runs) The op is of another kind, or the batch size is odd.
@@ -208,7 +209,7 @@ def rescale(dy: Any, x: Any, y: Any, builtin: Any) -> Any:
     ...     print(rg.grad(rg.nn.relu)(rg.tensor([3.0, -1.0])).tolist())
     [0.75, 0.75]
     """
-    one = "an elementwise op with one input"
+    one = "an elementwise op with one input that depends on the batch"
     _check(_is_like(x, y) and _is_like(y, x), "rescale", one)
     _check_batch("rescale", x)
     pairs = (2, len(x) // 2, *x.shape[1:])
@@ -216,10 +217,81 @@ def rescale(dy: Any, x: Any, y: Any, builtin: Any) -> Any:
     run, rise = x[0] - x[1], y[0] - y[1]
     still = abs(run) < 1e-10
     slope = rise / (run + still * _ones(run))
-    own = builtin(dy)
-    _check(not isinstance(own, Gradients), "rescale", one)
+    own, *others = dxs if isinstance(dxs := builtin(dy), Gradients) else (dxs,)
+    _check(own is not None, "rescale", one)
     dx = dy.reshape(pairs) * slope * (abs(run) >= 1e-10) + own.reshape(pairs) * still
-    return dx.reshape(dy.shape)
+    return [dx.reshape(dy.shape), *[None] * len(others)] if others else dx.reshape(dy.shape)
+
+
+def rescale_rrelu(dy: Any, x: Any, y: Any, lower: Any, upper: Any) -> Any:
+    """Return the gradient of `rescale` for `F.rrelu` in evaluation mode, a leaky ReLU.
+
+    Args:
+        dy: The incoming gradient.
+        x: The input of the op.
+        y: The output.
+        lower: The lower bound of the slope.
+        upper: The upper bound of the slope.
+
+    Returns:
+        The gradient by x.
+
+    Raises:
+        RuleError: (when the op runs) The batch size is odd.
+
+    Source: Shrikumar et al. (2017), as for `rescale`.
+
+    >>> import torch, regrad.torch
+    >>> from regrad.rules import lrp
+    >>> x = torch.tensor([3.0, -1.0], requires_grad=True)
+    >>> with regrad.torch.gradient_override_map({torch.nn.functional.rrelu: lrp.rescale_rrelu}):
+    ...     y = torch.nn.functional.rrelu(x, 0.1, 0.3)
+    >>> torch.autograd.grad(y.sum(), x)[0].tolist()
+    [0.800000011920929, 0.800000011920929]
+    """
+    slope = (x > 0) * _ones(x) + (x <= 0) * ((lower + upper) / 2)
+    return rescale(dy, x, y, lambda dy: dy * slope)
+
+
+def rescale_greater(dy: Any, a: Any, b: Any, y: Any, builtin: Any) -> Any:
+    """Return the gradient of the greater, or the lesser, of two values between two points.
+
+    For `Maximum` and `Minimum`: `maximum(a, b)` is `b + relu(a - b)`, and the ReLU has the gradient
+    of `rescale`. Batches are as in `rescale`, and the differences from the reference are conserved.
+
+    Args:
+        dy: The incoming gradient.
+        a: The first input.
+        b: The second input.
+        y: The output.
+        builtin: The op's own gradient, used where both differences from b are equal.
+
+    Returns:
+        The gradients by a and b.
+
+    Raises:
+        RuleError: (when the op runs) The batch size is odd.
+
+    Source: Shrikumar et al. (2017), as for `rescale`; it is the average of the op's own gradient on
+    the line from the reference to the input.
+
+    >>> import regrad as rg
+    >>> with rg.gradient_override_map({"Maximum": rg.rules.lrp.rescale_greater}):
+    ...     da, db = rg.grads(rg.maximum)([rg.tensor([3.0, 0.0]), rg.tensor([1.0, 2.0])])
+    >>> da.tolist(), db.tolist()
+    ([0.5, 0.5], [0.5, 0.5])
+    """
+    half = _check_batch("rescale_greater", y)
+    pairs = (2, half, *y.shape[1:])
+    gap, rest = (y * 0 + a - b).reshape(pairs), (y - b).reshape(pairs)
+    run, rise = gap[0] - gap[1], rest[0] - rest[1]
+    still = abs(run) < 1e-10
+    slope = (_ones(gap) * (rise / (run + still * _ones(run)))).reshape(y.shape)
+    fixed = (_ones(gap) * still).reshape(y.shape)
+    shares = zip(builtin(dy), (slope, 1 - slope), strict=True)
+    return [
+        None if own is None else own * fixed + dy * share * (1 - fixed) for own, share in shares
+    ]
 
 
 def rescale_max(dy: Any, x: Any, y: Any, builtin: Any) -> Any:
@@ -254,7 +326,7 @@ def rescale_max(dy: Any, x: Any, y: Any, builtin: Any) -> Any:
     (1.0, 1.0)
     """
     half = _check_batch("rescale_max", x)
-    selects = getattr(y, "shape", ())[:1] == x.shape[:1] and y.ndim == x.ndim
+    selects = getattr(y, "shape", ())[:1] == x.shape[:1]
     _check(selects, "rescale_max", "an op with one input that selects in each example")
     (xs, ys, dys) = (v.reshape((2, half, *v.shape[1:])) for v in (x, y, dy))
     run, rise = xs[0] - xs[1], ys[0] - ys[1]
