@@ -7,7 +7,7 @@
 #   make hosts   the suite on every version of PyTorch, JAX, NumPy and Python (hours)
 #   make proof   that rules fire or raise, everywhere (some hours; ARGS=--quick: two minutes)
 #   make public  overrides in public models (PYTHON: one that has them; ten minutes)
-#   make peers   relevance and quantizers next to those of others (PYTHON: one that has them)
+#   make peers   relevance, quantizers and spikes next to others' (PYTHON: one that has them)
 #   make docs    the documentation site, in out/site
 #   make bench   timings and memory against autograd, torch, NumPy and TensorFlow
 
@@ -55,15 +55,17 @@ hosts: $(VENV)/.test
 public:
 	$(PYTHON) -m tests.campaigns.public_models $(ARGS)
 
-# The same packages, and what both modules say.
+# The same packages, and the packages in the docstrings of the three modules.
 peers:
 	$(PYTHON) -m tests.campaigns.relevance_peers $(ARGS)
 	$(PYTHON) -m tests.campaigns.relevance_peers --lost
 	$(PYTHON) -m tests.campaigns.relevance_peers page
 	$(PYTHON) -m tests.campaigns.quantize_peers
 	$(PYTHON) -m tests.campaigns.quantize_peers page
+	$(PYTHON) -m tests.campaigns.spike_peers
+	$(PYTHON) -m tests.campaigns.spike_peers page
 
-# (Its pages are executed, one process for each core.)
+# (Pages are executed, one process for each core, unless out/pages has their outputs.)
 docs: $(VENV)/.docs
 	OMP_NUM_THREADS=1 $(BIN)/sphinx-build -W --keep-going --quiet --jobs auto docs out/site $(ARGS)
 	@echo "The front page: out/site/index.html"
@@ -94,4 +96,4 @@ $(VENV)/.bench: $(VENV)/.made pyproject.toml .github/newest.txt
 	@touch $@
 
 clean:
-	rm -rf $(VENV) out .pytest_cache .ruff_cache
+	rm -rf $(VENV) out docs/reference/names .pytest_cache .ruff_cache

@@ -10,7 +10,7 @@ import hashlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from bench import report
+from bench import costs, report
 from bench.report import Row
 from bench.results import Result, factor, newest
 
@@ -72,9 +72,13 @@ def digest(found: Results) -> str:
 
 
 def runs(found: Results, names: list[str]) -> str:
-    lines = ["| suite | date | machine | bounds | record |", "|---|---|---|---|---|"]
+    lines = [
+        "| suite | date | machine | bounds | code since | record |",
+        "|---|---|---|---|---|---|",
+    ]
     for result in (result for name in names for result in found[name]):
-        cells = result.suite, result.date, result.place, result.verdict, link(result)
+        facts = result.suite, result.date, result.place, result.verdict
+        cells = *facts, since(result), link(result)
         lines.append(report.table_line(cells))
     return "\n".join(lines)
 
@@ -95,7 +99,14 @@ def tables(results: list[Result]) -> str:
 
 def table(result: Result) -> str:
     facts = f"{result.date}, {result.place}. {result.command}. {result.versions}."
-    return f"{facts}\n\n{report.table(result.rows)}"
+    parts = ", ".join(costs.MEASURED[result.suite])
+    age = f"Since this run, {since(result)} changed the measured code ({parts})."
+    return f"{facts} {age}\n\n{report.table(result.rows)}"
+
+
+def since(result: Result) -> str:
+    """The role by which the site counts the commits since a run when it is built."""
+    return f"{{since}}`{result.suite}; {costs.commit_of(result)}`"
 
 
 def behind(first: Mapping[str, Result]) -> str:
@@ -128,7 +139,8 @@ def with_rows(readme: str, found: Results) -> str:
     used = [found[suite][0] for suite, *_ in CHOSEN]
     runs = "; ".join(dict.fromkeys(f"{result.date}, {result.place}" for result in used))
     lines = ["| what | against | ratio |", "|---|---|---|", *chosen(found)]
-    block = "\n".join([START, f"Medians, one thread, {runs}:", "", *lines, END])
+    age = "(the [site](docs/benchmarks.md) counts the commits since)"
+    block = "\n".join([START, f"Medians, one thread, {runs} {age}:", "", *lines, END])
     return before + block + rest.partition(END)[2]
 
 

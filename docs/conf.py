@@ -23,9 +23,13 @@ extensions = [
     "sphinx_copybutton",
     "sphinx_design",
     "api_reference",
+    "costs",
+    "name_pages",
     "notebooks",
     "op_table",
+    "page_cache",
     "pages",
+    "search_words",
 ]
 suppress_warnings = ["myst.header"]  # a page may leave out a level of headings
 exclude_patterns = ["_ext", "conf.py"]
@@ -35,7 +39,7 @@ exclude_patterns = ["_ext", "conf.py"]
 myst_enable_extensions = ["colon_fence", "deflist", "dollarmath"]
 myst_heading_anchors = 3
 nb_custom_formats = {".py": "pages.read_script"}
-nb_execution_mode = "force"  # a cache would not notice that regrad has changed
+nb_execution_mode = "cache"  # in a folder of `page_cache`, which notices that regrad changed
 nb_execution_raise_on_error = True
 nb_execution_timeout = 120
 nb_merge_streams = True
@@ -56,7 +60,7 @@ html_theme = "furo"
 html_title = f"regrad {release}"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
-html_js_files = ["filter.js", "names.js"]
+html_js_files = ["filter.js", "moved.js", "names.js"]
 html_search_scorer = str(DOCS / "_static/scorer.js")
 if pages.REPOSITORY:
     html_theme_options = {

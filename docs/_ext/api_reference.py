@@ -1,5 +1,8 @@
 """The API reference: `{api}` blocks list public names, and the build fails if one has no entry.
 
+`name_pages` writes the entries of `{api}` blocks, a page for each name; `{tensorflow-api}` blocks
+have the entries below their table.
+
 ```{api} regrad.nn
 ```
 ```{api} regrad
@@ -34,6 +37,7 @@ DTYPES = {
     "bool", "complex64", "complex128", "float16", "float32", "float64", "int8", "int16", "int32",
     "int64", "uint8", "uint16", "uint32", "uint64",
 }  # fmt: skip
+RULES_IN_TABLES = {"howto/which_rule"}
 CONSTANTS = {
     "Indices": "The annotation of a tensor of integers, in a kernel.",
     "e": "Euler's number.",
@@ -110,7 +114,7 @@ def builtin_bases(cls: type) -> list[str]:
 
 
 class Api(SphinxDirective):
-    """The entries of a package's public names, below a table of their summaries."""
+    """A table of a package's public names, which leads to their pages."""
 
     required_arguments = 1
     final_argument_whitespace = True
@@ -120,16 +124,28 @@ class Api(SphinxDirective):
     }
 
     def run(self) -> list[nodes.Node]:
-        """Return the table and the entries."""
+        """Return the table."""
+        found = self.parsed(self.table())
+        for row in (row for node in found for row in node.findall(nodes.row)):
+            link = next(iter(row.findall(addnodes.pending_xref)))
+            anchor = f'<span class="moved" id="{link["reftarget"]}"></span>'
+            row[0].insert(0, nodes.raw("", anchor, format="html"))
+        return found
+
+    def entries(self) -> list[str]:
+        """Return the names that are not modules; note all of them, for `check_complete`."""
         paths = self.paths()
         self.env.metadata[self.env.docname].setdefault("api", []).extend(paths)
-        entries = [p for p in paths if not isinstance(find(p), ModuleType)]
+        return [p for p in paths if not isinstance(find(p), ModuleType)]
+
+    def table(self) -> list[str]:
+        """Return the lines of the table."""
+        entries = self.entries()
         links = [f":py:obj:`{label(p)} <{home(p)}>`" for p in entries]
         table = table_of([(link, summary(p)) for link, p in zip(links, entries, strict=True)])
-        own = [line for path in entries if home(path) == path for line in entry(path)]
-        package = paths[0].rpartition(".")[0]
+        package = self.paths()[0].rpartition(".")[0]
         context = [f".. py:currentmodule:: {package}", ""]  # of the names in backticks
-        return self.parsed([*context, *table, *own]) if entries else []
+        return [*context, *table] if entries else []
 
     def paths(self) -> list[str]:
         """Return the dotted names to show."""
@@ -140,7 +156,7 @@ class Api(SphinxDirective):
         return [f"{package}.{name}" for name in public_names.names_of(block)]
 
     def parsed(self, lines: list[str]) -> list[nodes.Node]:
-        """Return the nodes of lines of reStructuredText, which is what autodoc writes."""
+        """Return the nodes of lines of reStructuredText, the format that autodoc writes."""
         document = new_document(self.state.document["source"], self.state.document.settings)
         document.reporter = self.state.document.reporter
         MockRSTParser().parse("\n".join(lines), document)
@@ -148,7 +164,15 @@ class Api(SphinxDirective):
 
 
 class TensorFlowApi(Api):
-    """The entries of a row of docs/tf1.md: what `regrad.v1` covers of one namespace."""
+    """The entries of a row of docs/tf1.md: the names of one namespace that `regrad.v1` covers.
+
+    They are below a table of their summaries.
+    """
+
+    def run(self) -> list[nodes.Node]:
+        """Return the table and the entries."""
+        own = [line for path in self.entries() if home(path) == path for line in entry(path)]
+        return self.parsed([*self.table(), *own])
 
     def paths(self) -> list[str]:
         """Return the dotted names to show."""
@@ -168,7 +192,7 @@ class TensorMethods(Api):
 
 
 def settle_types(app: Sphinx, doctree: nodes.document) -> None:
-    """Say which class a signature means: `bool` is Python's, `Tensor` is that of the page."""
+    """Set the class that a signature means: Python's `bool`, and the `Tensor` of the page."""
     package = "regrad.v1" if "/tf1_" in app.env.docname else "regrad"
     for reference in list(doctree.findall(addnodes.pending_xref)):
         name = reference["reftarget"]
@@ -178,13 +202,31 @@ def settle_types(app: Sphinx, doctree: nodes.document) -> None:
             reference["reftarget"] = f"{package}.{name}"
 
 
+def link_rules(app: Sphinx, doctree: nodes.document) -> None:
+    """Lead from cells of the tables of some pages that have a rule to the entry of the rule."""
+    if app.env.docname not in RULES_IN_TABLES:
+        return
+    rules = public_names.origins("regrad.rules")
+    for cell in doctree.findall(nodes.entry):
+        codes = list(cell.findall(nodes.literal))
+        name = re.match(r"(\w+)(\(.*\))?$", cell.astext())
+        if name and name[1] in rules and len(codes) == 1:
+            target = {"reftype": "obj", "reftarget": f"regrad.rules.{name[1]}"}
+            link = addnodes.pending_xref(
+                "", codes[0].deepcopy(), refdomain="py", refexplicit=True, refwarn=True, **target
+            )
+            link["refdoc"] = app.env.docname
+            codes[0].replace_self(link)
+
+
 def keep_together(
     app: Sphinx, what: str, name: str, value: Any, options: Any, lines: list[str]
 ) -> None:
-    """Write "A History: the figures" with a dash, or napoleon makes a type of what is before it."""
+    """Write "A History: the figures" with a dash, or napoleon reads "A History" as a type."""
     for i, line in enumerate(lines):
         if lines[i - 1].strip() == "Returns:" or (i == 0 and what in ("attribute", "property")):
             lines[i] = re.sub(r"^((?:`[^`]*`|[^:`])*): ", r"\1 – ", line)
+            lines[i] = re.sub("(?<!`)`([^`]*:[^`]*)`(?!`)", r"``\1``", lines[i])
 
 
 def mark_code(
@@ -203,7 +245,7 @@ def lead_back(
     """Lead from a source to the entry of its function.
 
     (viewcode takes all functions of a module for names of one package. `regrad.ops.image` has
-    those of `regrad` and of `regrad.nn`.)
+    functions of `regrad` and of `regrad.nn`.)
     """
     if not page.startswith("_modules/"):
         return
@@ -211,8 +253,9 @@ def lead_back(
 
     def back(match: re.Match[str]) -> str:
         for name, entry in known.items():
-            same_page = app.builder.get_relative_uri(page, entry.docname) == match[3]
-            if same_page and f".{name}".endswith(f".{match[2]}"):
+            if not f".{name}".endswith(f".{match[2]}"):
+                continue
+            if app.builder.get_relative_uri(page, entry.docname) == match[3]:
                 return f"{match[1]}{match[3]}#{entry.node_id}"
         return match[0]
 
@@ -237,6 +280,7 @@ def setup(app: Sphinx) -> dict[str, Any]:
     app.add_directive("tensorflow-api", TensorFlowApi)
     app.add_directive("tensor-methods", TensorMethods)
     app.connect("doctree-read", settle_types)
+    app.connect("doctree-read", link_rules)
     app.connect("autodoc-process-docstring", mark_code, priority=400)  # before napoleon
     app.connect("autodoc-process-docstring", keep_together, priority=400)
     app.connect("html-page-context", lead_back)

@@ -60,13 +60,13 @@ def functions() -> dict[str, list[str]]:
 
 def conventions() -> dict[str, str]:
     """Return what docs/conventions.md says of kinks, by the name of the function."""
-    table = CONVENTIONS.read_text(encoding="utf-8").partition("| function | where | gradient |")[2]
+    table = CONVENTIONS.read_text(encoding="utf-8").partition("| function | at | gradient |")[2]
     found: dict[str, str] = {}
     for row in table.strip().split("\n\n")[0].splitlines()[1:]:
         names, where, gradient = (cell.strip() for cell in row.strip("|").split("|"))
         for name in re.findall(r"`([^`]+)`", names):
             name = SPELLED.get(name, name.rpartition(".")[2])
-            by = names.rpartition("` ")[2] if " by " in names else ""
+            by = f"{names.rpartition('`, ')[2]}:" if "with respect to" in names else ""
             told = f"{by} {where} → {gradient}".strip()
             found[name] = f"{found[name]}; {told}" if name in found else told
     return found

@@ -12,7 +12,8 @@ import ast
 import importlib
 import inspect
 import re
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -93,6 +94,21 @@ def public_names() -> set[str]:
     return {f"{package}.{name}" for package in PACKAGES for name in origins(package)}
 
 
+def files_of(paths: Iterable[str]) -> dict[str, str]:
+    """Return the file names of pages, which differ in more than capitals: not all disks see those.
+
+    `regrad.Tensor` and `regrad.tensor` are `regrad.Tensor-class` and `regrad.tensor`.
+    """
+    paths = [*paths]
+    same = Counter(path.lower() for path in paths)
+    return {p: f"{p}-class" if same[p.lower()] > 1 and is_class(p) else p for p in paths}
+
+
+def is_class(path: str) -> bool:
+    """Return whether a name is written as classes are."""
+    return path.rpartition(".")[2][:1].isupper()
+
+
 def missing() -> set[str]:
     """Return the public names, and the rows of TensorFlow's, that no page shows."""
     placed = {f"{b.package}.{name}" for _, b in blocks() for name in names_of(b)}
@@ -111,7 +127,7 @@ def tensorflow_rows() -> dict[str, list[str]]:
     A label is the first cell without its backticks: `tf: shapes`, `tf.nn`.
     """
     text = V1.read_text(encoding="utf-8")
-    covered = text[text.index("## What is covered") : text.index("## What is not")]
+    covered = text[text.index("## Supported names") : text.index("## Unsupported names")]
     rows = {}
     for label, names in re.findall(r"^\| (`tf[.\w]*`[^|]*) \| (.*) \|$", covered, re.M):
         space = label.split("`")[1].replace("tf", "regrad.v1", 1)

@@ -1,9 +1,9 @@
-"""regrad: a differentiable tensor library in which every gradient is yours.
+"""regrad: a differentiable tensor library in which you control every gradient.
 
-Array operations carry the names and signatures of the Array API standard.
+Array operations have the names and signatures of the Array API standard.
 """
 
-# A catalogue: each module once, with its names.
+# Each module is listed once, with its names.
 # isort: skip_file
 import typing as _typing
 
@@ -85,10 +85,12 @@ if _typing.TYPE_CHECKING:
     from regrad.transforms.derivatives import hessian, jacobian, jacrev, jvp, vjp
     from regrad.transforms.devices import block_until_ready, device_put
     from regrad.transforms.directions import hvp, jacfwd, linearize
+    from regrad.transforms.fixed_points import fixed_point
+    from regrad.transforms.host_calls import host_call
     from regrad.transforms.jit import jit
     from regrad.transforms.vmap import vmap
 
-# What is imported when it is first used: modules, and names by the modules that have them.
+# Lazily imported: modules, and names by module.
 _PARTS = (
     "extend", "fft", "jax", "linalg", "losses", "nn", "plot", "random", "rules", "testing", "torch",
     "train", "v1",
@@ -103,6 +105,8 @@ _LATER = {
     "transforms.derivatives": "hessian jacobian jacrev jvp vjp",
     "transforms.devices": "block_until_ready device_put",
     "transforms.directions": "hvp jacfwd linearize",
+    "transforms.fixed_points": "fixed_point",
+    "transforms.host_calls": "host_call",
     "transforms.jit": "jit",
     "transforms.vmap": "vmap",
 }
@@ -110,7 +114,7 @@ _TOOLS = {name: module for module, names in _LATER.items() for name in names.spl
 variable = Variable
 __version__ = "0.1.0"
 __array_api_version__ = "2024.12"
-# (Without the parts and tools that need other packages, or are for tests and new ops.)
+# (Without parts and tools that need other packages, or that are for tests and new ops.)
 __all__ = [
     "Indices", "Module", "RegisterGradient", "Site", "Tensor", "Variable", "abs", "acos", "acosh",
     "add", "add_n", "all", "allclose", "any", "arange", "argmax", "argmin", "argsort", "asarray",
@@ -121,20 +125,20 @@ __all__ = [
     "cos", "cosh", "count_nonzero", "cumulative_max", "cumulative_min", "cumulative_prod",
     "cumulative_sum", "custom_grad", "default_dtype", "device_put", "diff", "digamma", "divide",
     "e", "einsum", "empty", "empty_like", "equal", "erf", "erfc", "erfinv", "exp", "expand_dims",
-    "expm1", "eye", "fft", "find_op", "finfo", "flip", "float16", "float32", "float64", "floor",
-    "floor_divide", "fori_loop", "from_dlpack", "full", "full_like", "gather_nd",
-    "get_default_dtype", "grad", "gradient", "gradient_override_map", "grads", "greater",
-    "greater_equal", "hessian", "hvp", "hypot", "identity", "iinfo", "imag", "inf", "int8", "int16",
-    "int32", "int64", "isclose", "isdtype", "isfinite", "isinf", "isnan", "jacfwd", "jacobian",
-    "jacrev", "jit", "jvp", "less", "less_equal", "lgamma", "linalg", "linear_recurrence",
-    "linearize", "linspace", "log", "log1p", "log2", "log10", "logaddexp", "logical_and",
-    "logical_not", "logical_or", "logical_xor", "logsumexp", "losses", "map", "matmul",
-    "matrix_transpose", "max", "maximum", "mean", "median", "meshgrid", "min", "minimum",
+    "expm1", "eye", "fft", "find_op", "finfo", "fixed_point", "flip", "float16", "float32",
+    "float64", "floor", "floor_divide", "fori_loop", "from_dlpack", "full", "full_like",
+    "gather_nd", "get_default_dtype", "grad", "gradient", "gradient_override_map", "grads",
+    "greater", "greater_equal", "hessian", "host_call", "hvp", "hypot", "identity", "iinfo", "imag",
+    "inf", "int8", "int16", "int32", "int64", "isclose", "isdtype", "isfinite", "isinf", "isnan",
+    "jacfwd", "jacobian", "jacrev", "jit", "jvp", "less", "less_equal", "lgamma", "linalg",
+    "linear_recurrence", "linearize", "linspace", "log", "log1p", "log2", "log10", "logaddexp",
+    "logical_and", "logical_not", "logical_or", "logical_xor", "logsumexp", "losses", "map",
+    "matmul", "matrix_transpose", "max", "maximum", "mean", "median", "meshgrid", "min", "minimum",
     "moveaxis", "multigammaln", "multiply", "name_scope", "nan", "nan_to_num", "negative",
     "newaxis", "nextafter", "nn", "nonzero", "not_differentiable", "not_equal", "one_hot", "ones",
     "ones_like", "op", "op_types", "pad", "permute_dims", "pi", "polygamma", "positive", "pow",
-    "prod", "quantile", "random", "real", "reciprocal", "remainder", "repeat", "replace",
-    "reshape", "result_type", "roll", "round", "rsqrt", "rules", "scalar", "scan", "scatter_nd",
+    "prod", "quantile", "random", "real", "reciprocal", "remainder", "repeat", "replace", "reshape",
+    "result_type", "roll", "round", "rsqrt", "rules", "scalar", "scan", "scatter_nd",
     "searchsorted", "segment_sum", "set_default_dtype", "set_printoptions", "sign", "signbit",
     "sin", "sinc", "sinh", "slice", "sort", "split", "sqrt", "square", "squared_difference",
     "squeeze", "stack", "std", "step", "stop_gradient", "subtract", "sum", "sum_to", "swapaxes",
@@ -146,10 +150,10 @@ __all__ = [
 ]  # fmt: skip
 
 
-if not _typing.TYPE_CHECKING:  # to a type checker a name that is not above is an error
+if not _typing.TYPE_CHECKING:  # so that type checkers report names that are not listed above
 
     def __getattr__(name: str) -> object:
-        """Import parts when they are first used; say what a misspelt or foreign name is called."""
+        """Import parts when they are first used; raise with a hint for other names."""
         from importlib import import_module
 
         try:
@@ -159,10 +163,10 @@ if not _typing.TYPE_CHECKING:  # to a type checker a name that is not above is a
                 _needed("jax", "export", f"rg.{name}")
             if name in _TOOLS:
                 value = getattr(import_module(f"regrad.{_TOOLS[name]}"), name)
-                return globals().setdefault(name, value)  # from now on found without this function
-        except _MissingPackageError as error:  # so that hasattr(regrad, "jax") says no
+                return globals().setdefault(name, value)  # later accesses do not call this function
+        except _MissingPackageError as error:  # so that hasattr(regrad, "jax") is False
             raise _MissingPartError(str(error), obj=__name__) from error
-        if name.startswith("__"):  # Python asks for such names, and so does code that looks around
+        if name.startswith("__"):  # (Python and inspection tools read such names)
             raise AttributeError(f"module 'regrad' has no attribute {name!r}")
         hint = _of_name(name, [*__all__, *_PARTS, *_TOOLS])
         raise _unknown(f"module 'regrad' has no attribute {name!r}.{hint}", __name__)

@@ -23,21 +23,21 @@ PACKAGES = ("numpy", "scipy", "optree", "jax", "jaxlib", "optax", "torch", "matp
 LIBRARIES = ("regrad", "torch", "jax")
 OVERRIDE = "try a rule: one of regrad.rules, a registered name, or module:function; may be repeated"
 DESCRIPTION = """\
-See and check the gradients of a function.
+Inspect and check the gradients of a function.
 
-The function is given as module:function or file.py:function, its arguments as a JSON list:
+The function is written as module:function or file.py:function, its arguments as a JSON list:
 --args '[[1.0, 0.0]]' calls it with one argument of two elements. A torch.nn.Module is called on
 tensors, a function of JAX (--library jax) on its arrays.
 """
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command, and return the exit status: 0, 1 if something was found, 2 on bad input."""
+    """Run one command and return the exit status: 0, 1 for a finding, 2 for bad input."""
     options = _parser().parse_args(arguments)
     try:
         return options.run(options)
     except (RegradError, ImportError) as error:
-        if isinstance(error, AssertionError):  # what a check found
+        if isinstance(error, AssertionError):  # the result of a check
             print(error)
             return 1
         print(f"regrad {options.command}: {error}", file=sys.stderr)
@@ -60,21 +60,21 @@ def _parser() -> argparse.ArgumentParser:
             sub.add_argument("--args", default="[]", help="the arguments, as a JSON list")
             sub.add_argument("--override", metavar="OPTYPE=RULE", action="append", default=[],
                              help=OVERRIDE)  # fmt: skip
-            sub.add_argument("--library", choices=LIBRARIES, help="by default that of the function")
+            sub.add_argument("--library", choices=LIBRARIES, help="default: the function's library")
         return sub
 
-    check = command("check", _check, "compare the gradients with differences")
-    check.add_argument("--order", type=int, default=1, help="up to which order (default: 1)")
-    trace = command("trace", _trace, "tell what ran backward, and what is most likely wrong")
+    check = command("check", _check, "compare the gradients with finite differences")
+    check.add_argument("--order", type=int, default=1, help="the highest order (default: 1)")
+    trace = command("trace", _trace, "report what ran backward, and the most likely fault")
     trace.add_argument("--plot", metavar="FILE", help="draw the norms into a picture")
     command("nan", _nan, "find the first NaN or infinity, forward or backward")
     compare = command("compare", _compare, "compare the gradients with the true ones, or another's")
-    compare.add_argument("--other", metavar="FUNCTION", help="whose gradients to compare with")
-    draw = command("draw", _draw, "draw what runs")
+    compare.add_argument("--other", metavar="FUNCTION", help="the function to compare with")
+    draw = command("draw", _draw, "draw the ops that run")
     draw.add_argument("--out", default="drawing.html", help="a file, .html or .svg")
     draw.add_argument("--gradients", action="store_true", help="the backward pass, too")
     command("info", _info, "list versions, backends and devices, for a bug report")
-    command("hosts", _hosts, "run programs that tell what holds in this PyTorch and this JAX")
+    command("hosts", _hosts, "run programs that check what works in this PyTorch and this JAX")
     return parser
 
 
@@ -162,12 +162,12 @@ def _hosts(options: argparse.Namespace) -> int:
     return 1 if lost else 0
 
 
-# -- what is named on the command line -----------------------------------------------------------
+# -- the arguments of the command line -----------------------------------------------------------
 
 
 @contextmanager
 def _target(options: argparse.Namespace) -> Iterator[tuple[Any, list[Any], str]]:
-    """The function, its arguments, and their library, with the rules of --override in force."""
+    """Yield the function, its arguments, and their library, under the rules of --override."""
     f = _function(options.function)
     if isinstance(f, type):
         raise ArgumentError(f"{options.function} is a class; name a function or an instance")
@@ -175,7 +175,7 @@ def _target(options: argparse.Namespace) -> Iterator[tuple[Any, list[Any], str]]
     args = _arguments(options.args, library)
     if misfit(getattr(f, "forward", f), args, {}):
         raise ArgumentError(
-            f"{options.function} takes {parameters_of(getattr(f, 'forward', f))}; give --args, a "
+            f"{options.function} takes {parameters_of(getattr(f, 'forward', f))}; pass --args, a "
             f"JSON list with an entry for each argument, got {options.args}"
         )
     rules = dict(map(_override, options.override))
@@ -183,7 +183,7 @@ def _target(options: argparse.Namespace) -> Iterator[tuple[Any, list[Any], str]]
         yield f, args, library
         return
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UnusedOverrideWarning)  # assert_fired tells more
+        warnings.simplefilter("ignore", UnusedOverrideWarning)  # assert_fired reports more
         if library == "jax":
             used = f = import_module("regrad.jax").override(f, rules)
             yield f, args, library
@@ -191,12 +191,12 @@ def _target(options: argparse.Namespace) -> Iterator[tuple[Any, list[Any], str]]
             with _tool(library, "gradient_override_map")(rules) as used:
                 yield f, args, library
     print(used.table())
-    if options.command != "draw":  # which may run no gradient
+    if options.command != "draw":  # (draw may run no gradient)
         used.assert_fired()
 
 
 def _override(text: str) -> tuple[str, Any]:
-    """The op type and the rule that `--override Relu=guided_relu` means."""
+    """Return the op type and the rule of `--override Relu=guided_relu`."""
     op_type, _, name = text.partition("=")
     if not op_type or not name:
         raise ArgumentError(f"--override is OPTYPE=RULE, as in Relu=guided_relu, got {text!r}")
@@ -205,7 +205,7 @@ def _override(text: str) -> tuple[str, Any]:
 
 
 def _function(text: str) -> Any:
-    """The function that `module:function` or `file.py:function` names."""
+    """Return the function that `module:function` or `file.py:function` names."""
     module, _, name = text.rpartition(":")
     if not module or not name:
         raise ArgumentError(f"expected module:function or file.py:function, got {text!r}")
@@ -226,7 +226,7 @@ def _function(text: str) -> Any:
 
 
 def _library_of(f: Any) -> str:
-    """The library that a function was written for, as far as its module tells."""
+    """Return the library of a function, as far as its module shows it."""
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(f, torch.nn.Module):
         return "torch"

@@ -1,7 +1,8 @@
-"""Every error of regrad, and the helpers that build their sentences.
+"""Every error of regrad, and the helpers that build error messages.
 
-A message says what failed, where, what was expected, what came, and what to call instead.
-Each class also derives from the built-in class that Python code expects there.
+A message names the failed call, its location, the expected and the actual arguments, and the call
+to write instead.
+Each class also derives from the built-in class that Python code expects in this case.
 """
 
 import functools
@@ -28,11 +29,11 @@ class RegradError(Exception):
 
 
 class ArgumentError(RegradError, TypeError):
-    """An argument of the wrong kind: a number instead of a function, say."""
+    """An argument of the wrong kind: a number instead of a function, for example."""
 
 
 class ShapeError(RegradError, ValueError):
-    """Shapes that do not fit each other, or do not fit what was asked."""
+    """Shapes that do not match each other, or do not match the request."""
 
 
 class NoTransposeError(ShapeError, AttributeError):
@@ -44,7 +45,7 @@ class AxisError(ShapeError, IndexError):
 
 
 class UnknownShapeError(ShapeError):
-    """A size or rank was asked for that only the run of a graph can tell."""
+    """A size or rank that is known only when a graph runs."""
 
 
 class IndexRangeError(RegradError, IndexError):
@@ -60,7 +61,7 @@ class InvalidValueError(RegradError, ValueError):
 
 
 class MatrixError(InvalidValueError, LinAlgError):
-    """A matrix without what was asked for: one that is singular, or not positive definite."""
+    """A matrix without a required property: it is singular, or not positive definite."""
 
 
 class ResultSizeError(RegradError, MemoryError):
@@ -84,7 +85,7 @@ class RuleError(RegradError, ValueError):
 
 
 class SignatureError(RuleError, TypeError):
-    """A rule that does not take the arguments that it would be called with."""
+    """A rule whose parameters do not fit the arguments of its call."""
 
 
 class MissingRuleError(RuleError, LookupError):
@@ -111,15 +112,15 @@ class FinalizedError(GraphError, RuntimeError):
 
 
 class TraceError(RegradError, TypeError):
-    """A compiled function asked for something that only exists while it runs, or let it leak."""
+    """A compiled function used a value that exists only while it runs, or leaked one."""
 
 
 class StaleError(RegradError, RuntimeError):
-    """A compiled function does something else than the program that was compiled from it."""
+    """A compiled function whose behavior differs from the program that was compiled from it."""
 
 
 class DeviceError(RegradError, ValueError):
-    """Data that lies, or is to lie, where the call cannot use it."""
+    """Data that is, or would be placed, where the call cannot use it."""
 
 
 class NotFiredError(RegradError, AssertionError):
@@ -127,15 +128,15 @@ class NotFiredError(RegradError, AssertionError):
 
 
 class PassedOverError(RegradError, RuntimeError):
-    """An op of another library's would keep its own gradient although it is overridden."""
+    """An op of another library would keep its own gradient although it is overridden."""
 
 
 class HostError(PassedOverError):
-    """PyTorch or JAX, in the version that is installed, lacks what a feature of regrad needs."""
+    """The installed version of PyTorch or JAX lacks a part that a feature of regrad needs."""
 
 
 class StateError(RegradError, RuntimeError):
-    """Something was used before it was made ready: an optimizer without its state, say."""
+    """An object was used before it was ready: an optimizer without its state, for example."""
 
 
 class CheckpointError(RegradError, ValueError):
@@ -151,19 +152,19 @@ class MissingPackageError(RegradError, ImportError):
 
 
 class MissingPartError(RegradError, AttributeError):
-    """A part of the package was asked for whose optional package is not installed."""
+    """A part of the package whose optional package is not installed."""
 
 
 class DetachedTensorWarning(UserWarning):
-    """A torch tensor that requires grad became a Tensor: torch's gradient does not go on in it."""
+    """A torch tensor that requires grad became a Tensor, which ends torch's gradient."""
 
 
 class UnusedOverrideWarning(UserWarning):
-    """A `gradient_override_map` without effect: no op of its types ran, or nobody entered it."""
+    """A `gradient_override_map` without effect: no op of its types ran, or it was not entered."""
 
 
 class OpenScopeWarning(UserWarning):
-    """A scope that was entered, and that nobody left before it was collected."""
+    """A scope that was entered, and collected before its exit."""
 
 
 class UntestedHostWarning(UserWarning):
@@ -176,7 +177,7 @@ class RetraceWarning(UserWarning):
 
 CLASSES: dict[
     type[Exception], type[RegradError]
-] = {  # of an error that is not ours, and what it becomes; the first that fits
+] = {  # classes of other libraries' errors, with regrad's class; the first match counts
     IndexError: IndexRangeError,
     OverflowError: NumberRangeError,
     MemoryError: ResultSizeError,
@@ -200,10 +201,10 @@ NESTED = "a container holds itself, or is nested too deeply"
 
 
 def refusal(error: Exception, name: str, given: Mapping[str, object]) -> Exception:
-    """An error as one of ours that names the function and what it was given.
+    """Convert an error to an error of regrad that names the function and its arguments.
 
-    What is not a fault of the call (a warning made an error, a missing file, a NaN that the user
-    has asked to be told of) stays as it is.
+    Errors without a cause in the call (a warning made an error, a missing file, a NaN check that
+    the user has enabled) stay unchanged.
     """
     got = ", ".join(f"{key}={brief(value)}" for key, value in given.items())
     if isinstance(error, RecursionError) and not any(map(_is_deep, given.values())):
@@ -220,7 +221,7 @@ def refusal(error: Exception, name: str, given: Mapping[str, object]) -> Excepti
 
 
 def prefixed(error: RegradError, name: str, got: str = "") -> RegradError:
-    """The same error, whose message says which function was called, and with what."""
+    """Return the same error, with the called function and its arguments in the message."""
     text = str(error.args[0]) if error.args else ""
     if len(error.args) <= 1:
         start = "" if name.rpartition(".")[2] in text else f"{name}: "
@@ -230,14 +231,14 @@ def prefixed(error: RegradError, name: str, got: str = "") -> RegradError:
 
 
 def _is_unnamed(error: RegradError, given: Mapping[str, object]) -> bool:
-    """Return whether an error is about an argument, and does not say which."""
+    """Return whether an error is about an argument, but does not name it."""
     if not isinstance(error, ArgumentError | ShapeError | DTypeError | NumberRangeError):
         return False
     return not any(re.search(rf"\b{name}\b", str(error)) for name in given)
 
 
 def brief(value: object) -> str:
-    """A value for a message: itself if it is short and plain, else what it is."""
+    """Return a value for a message: itself if it is short and plain, else its kind."""
     if isinstance(value, str | bytes | bool | int | float | complex | type | None):
         return f"{value!r:.40}" if not isinstance(value, int) else short_int(value)
     if isinstance(value, tuple | list) and len(value) < 7 and not _holds_containers(value):
@@ -247,7 +248,7 @@ def brief(value: object) -> str:
 
 
 def _is_deep(value: object) -> bool:
-    """Return whether containers are nested in more levels than any on purpose."""
+    """Return whether containers are nested more deeply than is ever intended."""
     level = [value]
     for _ in range(200):
         held = [v.values() if isinstance(v, dict) else v for v in level
@@ -261,19 +262,19 @@ def _holds_containers(values: Iterable[object]) -> bool:
 
 
 def short_int(value: int) -> str:
-    """An integer for a message; one of hundreds of digits is cut off."""
+    """Return an integer for a message, unless it has hundreds of digits."""
     return str(value) if abs(value) < 10**30 else "an integer of more than 30 digits"
 
 
 def lacks(package: str, error: ImportError) -> str:
-    """Why an optional package cannot be used: it is not there, or it is, and its import fails."""
+    """Return why an optional package is unusable: it is missing, or its import fails."""
     if isinstance(error, ModuleNotFoundError) and (error.name or "").split(".")[0] == package:
         return "which is not installed"
     return f"which is installed but cannot be imported ({error})"
 
 
 def near(name: str, names: Iterable[str]) -> str:
-    """`" Did you mean 'MatMul'?"`, or nothing when no name is close."""
+    """Return `" Did you mean 'MatMul'?"`, or an empty string when no name is close."""
     known = list(names)
     close = alike(name, known) or [n for n in known if _has_words(n, name)][:3]
     return f" Did you mean {' or '.join(map(repr, close))}?" if close else ""
@@ -286,11 +287,11 @@ def _has_words(name: str, part: str) -> bool:
 
 
 def alike(name: str, names: Iterable[str]) -> list[str]:
-    """Return up to three names that are close to one, the closest first."""
+    """Return up to three names that are similar to a name, the closest first."""
     return list(_alike(name, tuple(names)))
 
 
-@functools.lru_cache(maxsize=64)  # (a scope that hits nothing asks in each step of a training)
+@functools.lru_cache(maxsize=64)  # (a scope without hits calls this in each training step)
 def _alike(name: str, names: tuple[str, ...]) -> list[str]:
     import difflib
 
@@ -299,19 +300,19 @@ def _alike(name: str, names: tuple[str, ...]) -> list[str]:
 
 
 def printable(text: str) -> str:
-    """Escape what a terminal would obey and XML may not hold: `bell\\x07` for `bell` and a bell."""
+    """Escape control characters, which XML may not contain: `bell\\x07` for `bell` and a bell."""
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def snake_case(name: str) -> str:
-    """`valueAndGrad` as `value_and_grad`."""
+    """Return `valueAndGrad` as `value_and_grad`."""
     return "".join(f"_{c.lower()}" if c.isupper() and i else c for i, c in enumerate(name))
 
 
 def camel_case(name: str) -> str:
-    """`value_and_grad` as `valueAndGrad`."""
+    """Return `value_and_grad` as `valueAndGrad`."""
     first, *rest = name.strip("_").split("_")
     return first + "".join(word.capitalize() for word in rest)
 

@@ -1,8 +1,7 @@
-"""Define ops: a user's op can say all that the library's own op sheets say.
+"""Define ops. A user's op has all the options of regrad's own ops.
 
-An op is a kernel and a rule. This makes one out of nothing; it works on NumPy, JAX and PyTorch
-data, in graph mode and under jit, at every order, and overrides find it by its type:
-
+An op is a kernel and a rule. This example defines one from scratch. It works on NumPy, JAX and
+PyTorch data, in graph mode and under jit, at every order, and overrides find it by its type:
 >>> import regrad as rg
 >>> from regrad.extend import gradient, op
 >>> @op("ExtendEntr", elementwise=True, to_float=True, real=True)
@@ -14,14 +13,14 @@ data, in graph mode and under jit, at every order, and overrides find it by its 
 >>> rg.grad(entr)(1.0)
 Tensor(-1., dtype=float32)
 
-* `op`, `elementwise`: make an op of a kernel, or of a row of a table.
-* `gradient`, `piecewise_constant`, `not_differentiable`: give it a rule, one that is zero wherever
-  there is a gradient, or say that it has none.
-* `shape_of`: say the shapes of its results, for graphs, from the `Spec`s of its inputs, if it is
-  not elementwise; otherwise its kernel is tried on small arrays. `differ` compares two sizes, of
-  which only the run of a graph may know one.
-* `deferrable`, `public`: mark functions that are composed of ops, and ask for sizes, or refuse by
-  name what they cannot take.
+* `op`, `elementwise`: make an op from a kernel, or from a row of a table.
+* `gradient`, `piecewise_constant`, `not_differentiable`: register its rule; register a rule that
+  is zero wherever there is a gradient; or declare that the op has no gradient.
+* `shape_of`: define the shapes of its results, for graphs, from the `Spec`s of its inputs. This is
+  not needed for an elementwise op. Without it, regrad runs the kernel on small arrays. `differ`
+  compares two sizes, which may be unknown until the graph runs.
+* `deferrable`, `public`: mark functions that are composed of ops. A `deferrable` function may read
+  sizes that are known only in the run. A `public` function raises errors that name its arguments.
 * `Indices`: the annotation of a tensor of integers in a kernel.
 """
 

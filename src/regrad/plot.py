@@ -1,7 +1,7 @@
-"""Pictures of gradients, by matplotlib (the extra `viz`), which is imported on use.
+"""Pictures of gradients, drawn by matplotlib (the extra `viz`), which is imported on use.
 
-Each function draws into the Axes that it is given, or into new ones, and returns them; `savefig`
-of `ax.figure` writes a file.
+Each function draws into the Axes that the caller passes, or into new Axes, and returns them;
+`savefig` of `ax.figure` writes a file.
 """
 
 from __future__ import annotations
@@ -22,32 +22,33 @@ from regrad.inspection.traces import COLOURS, GradientTrace, axes_of
 from regrad.ops.creation import asarray
 from regrad.ops.reduction import sum as sum_of
 
-STEP = 1e-4  # of the differences, relative to the range that is drawn
-LINE = 60  # characters of a line of tokens
+STEP = 1e-4  # step of the differences, relative to the plotted range
+LINE = 60  # characters per line of tokens
 
 
 def rule(
     function: Callable[..., Any] | str, rule: Any = None, *, low: float = -3.0, high: float = 3.0,
     points: int = 601, ax: Any = None,
 ) -> Any:  # fmt: skip
-    """Draw a function of one number, its true derivative, and that of its rule.
+    """Draw a function of one number, its true derivative, and the derivative by its rule.
 
     Args:
-        function: A function of a Tensor that works element by element (`rg.sign`, a function made
-            by `custom_grad`), or an op type (`"Sign"`).
-        rule: A rule to put in force for the op type: a function, or the name of a registered one.
-            None for a function that has a gradient of its own.
-        low, high: The range.
-        points: How many points are drawn.
+        function: A function of a Tensor that works elementwise (`rg.sign`, a function made by
+            `custom_grad`), or an op type (`"Sign"`).
+        rule: A rule to apply to the op type: a function, or the name of a registered rule. None for
+            a function with a custom gradient.
+        low, high: The plotted range.
+        points: The number of plotted points.
         ax: The matplotlib Axes to draw into.
 
     Returns:
-        The Axes. The true derivative is that of differences; where the function jumps, it has none
-        and the line is broken.
+        The Axes. The true derivative is computed by differences; it is undefined where the function
+        jumps, and the line is interrupted there.
 
     Raises:
-        ArgumentError: a rule is given for a function and not for an op type, or the range is empty.
-        UnknownOpError: there is no op of that type.
+        ArgumentError: The call passes a rule for a function instead of an op type, or the range is
+            empty.
+        UnknownOpError: There is no op of that type.
 
     >>> import regrad as rg, matplotlib
     >>> matplotlib.use("Agg")
@@ -65,7 +66,7 @@ def rule(
         name, call, scope = getattr(function, "__name__", "function"), function, None
     else:
         raise ArgumentError(
-            "plot.rule: a rule is put in force for an op type; give its name as a string, got "
+            "plot.rule: a rule applies to an op type; pass its name as a string, got "
             f"{kind(function)}"
         )
     x = np.linspace(low, high, points)
@@ -87,12 +88,12 @@ def _values(f: Callable[..., Any], x: np.ndarray) -> np.ndarray:
 
 
 def _slopes(f: Callable[..., Any], x: np.ndarray) -> np.ndarray:
-    """The derivative by differences; NaN where the function jumps."""
+    """Return the derivative by differences; NaN where the function jumps."""
     h = STEP * (x[-1] - x[0])
     left, right = _values(f, x - h), _values(f, x + h)
     slopes = (right - left) / (2 * h)
     half = (_values(f, x + h / 2) - _values(f, x - h / 2)) / h
-    # at a jump, half the step doubles the slope
+    # At a jump, half the step doubles the slope.
     return np.where(np.abs(half) > 1.5 * np.abs(slopes) + 1e-6, np.nan, slopes)
 
 
@@ -113,17 +114,18 @@ def histograms(
     """Draw a histogram of the magnitudes of gradients for each layer, one below the other.
 
     Args:
-        gradients: Arrays or Tensors by name: those of each layer or parameter.
-        other: Others of the same names, drawn over them: without an override, say.
-        bins: How many bins, on a log scale that all layers share.
-        labels: What the two are called.
+        gradients: Arrays or Tensors by name: the gradients of each layer or parameter.
+        other: Further gradients with the same names, drawn over the first: for example without an
+            override.
+        bins: The number of bins, on a log scale that all layers share.
+        labels: The names of the two sets of gradients.
 
     Returns:
-        The array of Axes, one for each name. The share of elements that are exactly 0, which have
-        no place on a log scale, stands in each.
+        The array of Axes, one for each name. Each has the share of elements that are exactly 0 as
+        text, because a log scale cannot show them.
 
     Raises:
-        ArgumentError: there are no gradients, or `other` has other names.
+        ArgumentError: There are no gradients, or `other` has other names.
 
     >>> import regrad as rg
     >>> len(rg.plot.histograms({"w": rg.tensor([0.1, 0.0]), "b": rg.tensor([2.0])}))
@@ -161,13 +163,13 @@ def histograms(
 
 
 def _edges(values: np.ndarray, bins: int) -> np.ndarray:
-    """The edges of bins on a log scale over all values that have a place there."""
+    """Return the edges of bins on a log scale for all nonzero finite values."""
     shown = values[(values > 0) & np.isfinite(values)]
     if not shown.size:
         return np.logspace(-1, 0, bins + 1)
     low, high = shown.min(), max(shown.max(), 1.001 * shown.min())
     edges = np.geomspace(low, high, bins + 1)
-    edges[0], edges[-1] = low, high  # rounding must not leave out the outermost
+    edges[0], edges[-1] = low, high  # rounding must not exclude the outermost values
     return edges
 
 
@@ -176,14 +178,14 @@ def saliency(image: Any, gradients: Mapping[str, Any]) -> Any:
 
     Args:
         image: Shape `(height, width)` or `(height, width, channels)`.
-        gradients: Gradients of a score by the image, by name: `{"plain": …, "guided": …}`; of
-            several channels the largest magnitude is shown.
+        gradients: Gradients of a score by the image, by name: `{"plain": …, "guided": …}`; for
+            several channels, the largest magnitude is shown.
 
     Returns:
         The array of Axes. Each gradient has its own scale, up to its 99th percentile.
 
     Raises:
-        ArgumentError: a shape is not that of the image.
+        ArgumentError: A gradient does not have the shape of the image.
 
     >>> import numpy as np
     >>> import regrad as rg
@@ -220,21 +222,22 @@ def relevance(found: Any, *, image: Any = None, tokens: Any = None, ax: Any = No
     """Draw relevance: a heat map of an image or of tokens, or a bar for each layer.
 
     Args:
-        found: Of one image, shape `(height, width)`, with an axis of up to four channels in front
-            or behind, which are summed; of one text, shape `(tokens,)`. (An axis of one example in
-            front does not matter.) Or arrays by name, as `layers` and `heads` of what
-            `rules.lrp.relevance` and `rules.attribution.attribute` return.
-        image: The image, to be drawn in grey below.
+        found: The relevance of one image, with the shape `(height, width)`, and possibly an axis of
+            up to four channels before or after these, which are summed; or of one text, with the
+            shape `(tokens,)`. (A leading axis of one example is ignored.) Or arrays by name, like
+            `layers` and `heads` in the results of `rules.lrp.relevance` and
+            `rules.attribution.attribute`.
+        image: The image, drawn in gray below the relevance.
         tokens: The tokens, as texts.
-        ax: The matplotlib Axes to draw into; by default new ones.
+        ax: The matplotlib Axes to draw into; by default, new Axes.
 
     Returns:
-        The Axes. Red adds to the output, blue takes from it, white is 0; of a layer the bars are
-        the sums of both, and the dot that of all.
+        The Axes. Red is positive, blue is negative, white is 0. For a layer, the bars are the sums
+        of positive and of negative relevance, and the dot is the sum of all.
 
     Raises:
-        ArgumentError: a shape is not one of these, there are not as many tokens, there are no
-            layers, or relevance is not finite.
+        ArgumentError: A shape is not one of these, the number of tokens does not match, there are
+            no layers, or relevance is not finite.
         MissingPackageError: matplotlib is not installed.
 
     >>> import numpy as np
@@ -259,7 +262,7 @@ def _finite(x: Any) -> np.ndarray:
 
 
 def _example(values: np.ndarray, rank: int) -> np.ndarray:
-    """Return the relevance of the one example, of a text (rank 1) or an image (rank 2 or 3)."""
+    """Return the relevance of the single example, for a text (rank 1) or an image (rank 2 or 3)."""
     ranks = (1,) if rank == 1 else (2, 3)
     shape = values.shape
     if len(shape) == ranks[-1] + 1 and shape[0] == 1:
@@ -273,7 +276,7 @@ def _example(values: np.ndarray, rank: int) -> np.ndarray:
 
 
 def _gray(values: np.ndarray, join: Callable[..., Any] = np.sum) -> np.ndarray:
-    """Return an image without its axis of channels, which comes first or last."""
+    """Return an image without its axis of channels, which is first or last."""
     if values.ndim == 2:
         return values
     axes = [axis for axis in (0, -1) if values.shape[axis] <= 4]
@@ -286,7 +289,7 @@ def _gray(values: np.ndarray, join: Callable[..., Any] = np.sum) -> np.ndarray:
 
 
 def _scale(ax: Any, values: np.ndarray) -> tuple[Any, Any]:
-    """Draw a bar of colours; return them, and the numbers that they stand for."""
+    """Draw a color bar; return its color map and its bound."""
     from matplotlib.cm import ScalarMappable
     from matplotlib.colors import Normalize
 
@@ -370,7 +373,7 @@ def trace(trace: GradientTrace, ax: Any = None) -> Any:
 
     Args:
         trace: The result of `trace_gradients`.
-        ax: Axes to draw in; by default new ones.
+        ax: The Axes to draw into; by default, new Axes.
 
     Returns:
         The Axes.
@@ -391,7 +394,7 @@ def comparison(comparison: GradientComparison, ax: Any = None) -> Any:
 
     Args:
         comparison: The result of `compare_gradients`.
-        ax: Axes to draw in; by default new ones.
+        ax: The Axes to draw into; by default, new Axes.
 
     Returns:
         The Axes.

@@ -1,4 +1,4 @@
-"""Numerical checks of gradients, to any order, that say which op and which input is wrong."""
+"""Numerical checks of gradients, to any order; they report the wrong op and the wrong input."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ P = ParamSpec("P")
 
 
 class GradientCheckError(GradientError, AssertionError):
-    """A gradient that differs from its numerical counterpart; `report` says all that was found."""
+    """Raised if a gradient differs from its numerical counterpart; `report` has all findings."""
 
     def __init__(self, report: GradientReport) -> None:
         hint = (
-            " No single op is wrong by itself; look at what is compiled, batched or run again as "
-            "a whole."
+            " No single op is wrong by itself; check parts that are compiled, batched or "
+            "replayed as a whole."
         )
         super().__init__(report.error + ("" if report.causes else hint))
         self.report = report
@@ -53,9 +53,9 @@ class GradientCheckError(GradientError, AssertionError):
 def raising(
     report: Callable[P, GradientReport],
 ) -> Callable[[Callable[[], None]], Callable[P, None]]:
-    """Have a function, of which only the name and the docstring count, take what a report takes.
+    """Make a function of which only the name and docstring matter take the arguments of a report.
 
-    It raises for a report with findings, and for one without a single comparison.
+    The function raises for a report with findings, and for a report without a single comparison.
     """
 
     def decorate(named: Callable[[], None]) -> Callable[P, None]:
@@ -66,7 +66,7 @@ def raising(
             if not found.comparisons:
                 why = found.inconclusive[0].kind
                 raise ArgumentError(
-                    f"check_gradients: nothing was checked: {why}; give other arguments"
+                    f"check_gradients: nothing was checked: {why}; pass other arguments"
                 )
 
         made: Any = update_wrapper(check, named)
@@ -89,36 +89,35 @@ def gradient_report(
     atol: float | None = None,
     seed: int = 0,
 ) -> GradientReport:
-    """Compare the gradients of `f` at `args` with differences, to the given order.
+    """Compare the gradients of `f` at `args` with differences, up to an order.
 
     Args:
-        f: A function of Tensors that returns a Tensor, or a tuple or list of them.
-        args: Its arguments. Floats are taken as float64 and differentiated; integers and
-            bools are passed on.
+        f: A function of Tensors that returns a Tensor, or a tuple or list of Tensors.
+        args: The list of its arguments. Floats are converted to float64 and differentiated;
+            integers and bools are passed on.
         order: 1 checks the gradient, 2 also the gradient of the gradient, by the arguments and by
-            the gradient that arrives (`dy` in findings; `dy2` is what arrives at order 2), and so
-            on. The first order that is wrong is the last that is checked.
-        method: `"central"`: central differences. `"complex"`: a complex step (exact to
-            rounding, first order only, for functions of real arguments that are analytic and
-            whose ops take complex numbers).
-        step: The largest step, the same for all; by default relative to each element.
-        rtol: Tolerance relative to the numbers compared, by default 1e-6.
-        atol: Absolute tolerance, by default 0. The rounding of f is allowed for anyway.
-        seed: Of the random directions and of the weights of the outputs.
+            the incoming gradient (`dy` in findings; `dy2` is the incoming gradient at order 2), and
+            so on. The check stops at the first wrong order.
+        method: `"central"`: central differences. `"complex"`: a complex step (exact up to rounding,
+            first order only, for functions of real arguments that are analytic and whose ops accept
+            complex numbers).
+        step: The largest step, the same for all elements; by default relative to each element.
+        rtol: Tolerance relative to the compared numbers, by default 1e-6.
+        atol: Absolute tolerance, by default 0. The check always allows for the rounding of f.
+        seed: The seed of the random directions and of the weights of the outputs.
 
-    Small functions (up to 8 numbers in and out) are checked entry by entry of the Jacobian,
-    others input by input in a random direction, with weights under which all outputs count
-    alike. Where a quick difference disagrees, differences of many steps, extrapolated, say how
-    large their own error is, element by element; so a tiny gradient next to a large one is judged
-    by its own size, and a difference that does not converge (a kink) by the slopes to both
-    sides. Where that tells nothing, the report lists it as inconclusive and points nearby are
-    checked.
+    Small functions (up to 8 numbers in and out) are checked entry by entry of the Jacobian. Other
+    functions are checked input by input in a random direction, with weights under which all outputs
+    count equally. Where a quick difference disagrees, extrapolated differences of many steps
+    estimate their own error, element by element. So a tiny gradient next to a large one is judged
+    by its own size, and a difference that does not converge (at a kink) is judged by the slopes on
+    both sides. If this is inconclusive, the report lists it, and nearby points are checked.
 
-    What is wrong is looked for op by op, in the bodies of jit, checkpoint, loops and branches
-    as well, to the same order.
+    If a gradient is wrong, the check searches for the wrong op, to the same order, also in the
+    bodies of jit, checkpoint, loops and branches.
 
     Returns:
-        A `GradientReport`: its findings, and what could not be decided.
+        A `GradientReport`: its findings, and the inconclusive comparisons.
 
     Raises:
         ArgumentError: f is not callable, args is not a list, or a setting is unknown.
@@ -143,7 +142,9 @@ def gradient_report(
         raise ArgumentError("check_gradients: no argument is a float, so there is no gradient")
     floats = [xs[i] for i in places]
     if method == "complex" and any(x.dtype.kind == "c" for x in floats):
-        raise ArgumentError("check_gradients: a complex step needs real arguments; leave it out")
+        raise ArgumentError(
+            "check_gradients: a complex step needs real arguments; leave out method='complex'"
+        )
 
     def of_floats(floats: Sequence[Tensor]) -> list[Tensor]:
         return _outputs(f(*replaced(xs, places, floats)))
@@ -163,16 +164,16 @@ def gradient_report(
 
 @raising(gradient_report)
 def check_gradients() -> None:
-    """Check the gradients of `f` at `args` against differences, to the given order.
+    """Check the gradients of `f` at `args` against differences, up to an order.
 
     Args:
         f, args, order, method, step, rtol, atol, seed: As in `gradient_report`.
 
-    Raises GradientCheckError if `gradient_report`, which takes the same arguments, finds
-    something. The message names order, input, element and numbers, and the rules or custom
-    gradients that disagree with differences of their op alone. What differences cannot judge
-    (a kink, rounding) is not an error; the report has it. Raises ArgumentError if there was
-    nothing to compare: no elements, or no finite value.
+    Raises GradientCheckError if `gradient_report`, which takes the same arguments, finds an error.
+    The message names order, input, element and numbers, and the rules or custom gradients that
+    disagree with differences of their op alone. An inconclusive comparison (a kink, rounding) is
+    not an error; it is in the report. Raises ArgumentError if there was nothing to compare: no
+    elements, or no finite value.
 
     Source: `check_grads` of HIPS autograd and JAX.
 
@@ -185,8 +186,8 @@ def check_gradients() -> None:
 def _check_options(order: int, method: str) -> None:
     if order < 1 or method not in ("central", "complex"):
         raise ArgumentError(
-            "check_gradients: order is 1 or more and method 'central' or 'complex', got "
-            f"order={order!r}, method={method!r}"
+            "check_gradients: expected an order of 1 or more and a method of 'central' or "
+            f"'complex', got order={order!r}, method={method!r}"
         )
     if method == "complex" and order > 1:
         raise ArgumentError(
@@ -212,7 +213,7 @@ def _outputs(y: Any) -> list[Tensor]:
 
 
 class Tensors(Library):
-    """regrad: pulls by the walk over a tape, in the libraries of the data."""
+    """The regrad library: pulls by the walk over a tape, in the libraries of the data."""
 
     unruled: Callable[..., Any] = staticmethod(masked)
     array: Callable[..., Any] = staticmethod(Tensor._values)
@@ -239,7 +240,7 @@ TENSORS = Tensors()
 
 
 def _found(settings: Settings, f: Flat, xs: Sequence[Tensor], orders: int) -> list[Finding]:
-    """The findings about all ops that lead from xs to f(xs), also in what jit runs as one."""
+    """Return the findings on all ops between xs and f(xs), including ops in compiled bodies."""
     tape = KeepingTape()
     run_watched(tape, f, xs, range(len(xs)))
     found = []

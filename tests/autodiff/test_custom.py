@@ -253,7 +253,7 @@ MISUSE = [
     (lambda x: (x * x, lambda dy: rg.ones((3,))), RuleError, r"shape \(3,\), expected \(2,\)"),
     (lambda x: (x * x, lambda dy: dy.sum()), RuleError, r"shape \(\), expected \(2,\)"),
     (lambda x: (x * x, lambda dy: rg.astype(dy, "float64")), RuleError, "dtype float64"),
-    (lambda x: (x * x, lambda dy, saved: saved[0]), ArgumentError, "What f saved is nothing"),
+    (lambda x: (x * x, lambda dy, saved: saved[0]), ArgumentError, "f saved nothing"),
     (lambda x, save: (save(a=x), (x, lambda dy, s: s.b))[1], ArgumentError, r"by name \(a\)"),
     (by(lambda dy, a, b: dy), ArgumentError,
      FORM + r"\(dy, a, b\), expected \(dy, saved\) or \(dy"),

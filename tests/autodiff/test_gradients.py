@@ -281,7 +281,7 @@ ERRORS_OF_VARIABLES = {
     "a shape": (lambda v, c: v.assign([1.0, 2.0, 3.0]), ShapeError, SHAPE),
     "a dtype": (lambda v, c: v.assign(rg.asarray([1, 2])), DTypeError, "float32, got int64"),
     "+=": (lambda v, c: iadd(v), ArgumentError, r"v.assign_add\(x\)"),
-    "-=": (lambda v, c: isub(v), ArgumentError, "leave the Variable 'v' as it is"),
+    "-=": (lambda v, c: isub(v), ArgumentError, "not change the Variable 'v'"),
 }
 
 

@@ -206,4 +206,4 @@ def test_an_optimizer_that_is_copied_before_its_first_step():
 def test_a_variable_is_not_copied_inside_of_a_compiled_function():
     v = rg.Variable(1.0, name="v")
     f = rg.jit(lambda x: copy.deepcopy(v) * x)
-    refused(lambda: f(2.0), ArgumentError, r"a Variable \('v'\) is being made inside")
+    refused(lambda: f(2.0), ArgumentError, r"a Variable \('v'\) is created inside")

@@ -24,18 +24,18 @@ STANDARD = "2024.12"
 RECORD = Path(__file__).parent / "results" / "array_api.json"
 PAGE = ROOT / "docs" / "array_api.md"
 PROSE = Path(__file__).parent / "results" / "array_api_prose.md"
-IMMUTABLE = "it writes into the array (`x[i] = v`), and a Tensor never changes; the standard allows"
+IMMUTABLE = "it writes into the array (`x[i] = v`), but Tensors are immutable; the standard allows"
 SKIPS = {  # by id: why it cannot pass
-    "test_array_object.py::test_setitem": f"{IMMUTABLE} it, as JAX does: use `at_set`",
-    "test_array_object.py::test_setitem_masking": f"{IMMUTABLE} it, as JAX does: use `where`",
-    "test_creation_functions.py::test_asarray_arrays": f"{IMMUTABLE} it: what `copy` means is "
-    "shown by writing",
+    "test_array_object.py::test_setitem": f"{IMMUTABLE} this, as in JAX: use `at_set`",
+    "test_array_object.py::test_setitem_masking": f"{IMMUTABLE} this, as in JAX: use `where`",
+    "test_creation_functions.py::test_asarray_arrays": f"{IMMUTABLE} this; the test "
+    "checks `copy` by writing",
     "test_dlpack.py::test_dunder_dlpack": "it exports memory with `copy=False` and no "
-    "`max_version`, where DLPack cannot say that it is read-only: a BufferError, for a Tensor "
-    "never changes",
+    "`max_version`, where DLPack cannot flag it as read-only: a BufferError, because Tensors are "
+    "immutable",
     "test_data_type_functions.py::test_can_cast": "it looks dtypes up in a table and compares "
-    "what is missing, None, with float64: `np.dtype('float64') == None` is true in NumPy, whose "
-    "dtype objects regrad's are",
+    "a missing entry, None, with float64; regrad uses NumPy's dtypes, and "
+    "`np.dtype('float64') == None` is true in NumPy",
 }
 
 
@@ -83,13 +83,14 @@ def page(record: dict[str, Any]) -> str:
         PROSE.read_text(encoding="utf-8").rstrip(),
         "", "## The standard's tests", "",
         f"`data-apis/array-api-tests` {record['suite'][:7]} for {STANDARD}, "
-        f"{record['examples']} examples a test, {record['date']}:",
+        f"{record['examples']} examples per test, {record['date']}:",
         "", "| | passed | failed | skipped |", "|---|---|---|---|", *rows, "",
-        "`python -m tests.campaigns.array_api --suite CHECKOUT --revision COMMIT` runs it and "
-        "writes this page.", "",
-        "Skipped for regrad, besides what is skipped for NumPy (tests of later standards):", "",
+        "`python -m tests.campaigns.array_api --suite CHECKOUT --revision COMMIT` runs the suite "
+        "and writes this page.", "",
+        "These tests are skipped for regrad, in addition to the tests that are skipped for NumPy "
+        "(tests of later standards):", "",
         *[f"* `{name}`: {SKIPS[name]}." for name in beyond], "",
-        f"All {len(ours['failed'])} tests that fail, fail for NumPy too:", "",
+        f"All {len(ours['failed'])} failing tests also fail for NumPy:", "",
         *[f"* `{name}`" for name in ours["failed"]], "",
     ]  # fmt: skip
     return "\n".join(lines)

@@ -229,8 +229,8 @@ def conventions(found: Sequence[Mapping[str, Any]]) -> str:
             else ("same", "–", "–")
         )
         rows.append([f"{e['package']} `{e['name']}`", e["convention"], called(e["ours"]), *cells])
-    header = ["peer", "its conventions", "options of ours that equal it", "ours as usual",
-              "then the value is apart by", "gradients by"]  # fmt: skip
+    header = ["peer", "its conventions", "equal options of regrad", "regrad's defaults",
+              "difference of values", "of gradients"]  # fmt: skip
     return table(header, rows, numbers=2)
 
 
@@ -240,7 +240,7 @@ def elsewhere(found: Sequence[Mapping[str, Any]]) -> str:
          *(number(e["apart"].get(part)) for part in PARTS[:3])]
         for e in found
     ]  # fmt: skip
-    header = ["peer", "where it is elsewhere", "the nearest of ours", "value", "d inputs",
+    header = ["peer", "difference", "closest quantizer of regrad", "value", "d inputs",
               "d weights"]  # fmt: skip
     return table(header, rows, numbers=3)
 

@@ -70,6 +70,7 @@ PARTS = {
     "quantize_peers": ("rules", "torch"),
     "layer_peers": ("rules", "torch"),
     "relevance_lost": ("rules", "torch"), "relevance_peers": ("rules", "torch"),
+    "spike_peers": ("rules",),
 }  # fmt: skip
 
 

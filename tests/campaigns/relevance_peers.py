@@ -262,7 +262,7 @@ def agreement(found: Sequence[Mapping[str, Any]]) -> str:
          str(e["lines"]), str(e["their lines"])]
         for e in found
     ]  # fmt: skip
-    header = ["model", "rules", "peer", "apart by", "time, of the peer's", "lines", "peer's lines"]
+    header = ["model", "rules", "peer", "difference", "time / peer's time", "lines", "peer's lines"]
     return table(header, rows, numbers=4)
 
 
@@ -274,14 +274,14 @@ def differences(found: Sequence[Mapping[str, Any]]) -> str:
         off = number(e["ours"]), number(e.get("theirs"))
         shares = [f"{e['share']:.2f}", f"{e['their share']:.3g}" if "their share" in e else "–"]
         rows.append([e["model"], f"`{e['rule']}`", e["peer"], says, *off, *shares, e["note"]])
-    header = ["model", "rules", "peer", "the peer", "regrad is off by", "the peer by",
-              "regrad: share in the inputs", "the peer's", "not seen by it"]  # fmt: skip
+    header = ["model", "rules", "peer", "result of the peer", "error of regrad", "of the peer",
+              "share in the inputs: regrad", "peer", "ops that the peer ignores"]  # fmt: skip
     return table(header, rows)
 
 
 def kept_table(found: Sequence[Mapping[str, Any]]) -> str:
     rows = [[e["model"], f"`{e['rules']}`", number(e["missing"])] for e in found]
-    return table(["", "composite", "missing, of the output"], rows, numbers=1)
+    return table(["", "composite", "missing / output"], rows, numbers=1)
 
 
 def losses(found: Sequence[Mapping[str, Any]]) -> str:
@@ -292,7 +292,7 @@ def losses(found: Sequence[Mapping[str, Any]]) -> str:
             continue
         at = [f"{l['op']} {l['share']:+.2g}" for l in e["losses"]]  # noqa: E741
         rows.append([e["model"], f"`{e['rules']}`", number(e["missing"]), ", ".join(at) or "–"])
-    return table(["model", "composite", "missing", "where most is lost (gained: below 0)"], rows)
+    return table(["model", "composite", "missing", "largest losses (gains are negative)"], rows)
 
 
 # -- the command -----------------------------------------------------------------------------------

@@ -227,14 +227,14 @@ def same(x):
 
 @pytest.mark.parametrize(("f", "args", "options", "words"), [
     (same, [rg.asarray([1, 2])], {}, "no argument is a float"),
-    (same, [X], {"order": 0}, "order is 1 or more"),
+    (same, [X], {"order": 0}, "an order of 1 or more"),
     (same, [X], {"order": 2, "method": "complex"}, "checks order 1 only"),
     (same, [X + 1j], {"method": "complex"}, "needs real arguments"),
     (lambda x: 3, [X], {}, "must return Tensors"),
     (lambda x: x > 0, [X], {}, "returns no floats"),
-    (same, X, {}, "args is a list"),
+    (same, X, {}, "args must be a list"),
     (lambda x: x[:0], [X], {}, "nothing was checked: there are no elements"),
-    (rg.sin, [np.zeros((0, 3))], {"order": 2}, "there are no elements; give oth"),
+    (rg.sin, [np.zeros((0, 3))], {"order": 2}, "there are no elements; pass oth"),
     (rg.log, [[-1.0]], {}, "nothing was checked: the function has no finite va"),
 ], ids=range(10))  # fmt: skip
 def test_arguments(f, args, options, words):

@@ -214,7 +214,7 @@ ERRORS = [
     (lambda: tf.nn_grad._RelluGrad, AttributeError, r"'_RelluGrad'. Did you mean '_ReluG"),
     (lambda: tf.math_grad._ArgMaxGrad, AttributeError, "_ArgMaxGrad"),
     *[(lambda form=form: OTHER({"Conv2D": FORMS[form]("Conv2D")}).__enter__(), RuleError,
-       "'Conv2D' is for images whose channels come last") for form in ("value", "called")],
+       "'Conv2D' is for images with the channels last") for form in ("value", "called")],
 ]  # fmt: skip
 test_errors = refusals(ERRORS)
 

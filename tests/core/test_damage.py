@@ -83,7 +83,7 @@ def test_a_message_says_what_is_wrong(saved, old, new, words):
     assert data.count(old) == 1 and len(old) == len(new)
     path.write_bytes(data.replace(old, new))
     error = refused(lambda: rg.train.restore(path, variables), CheckpointError, words)
-    assert str(error).startswith(f"{path} is damaged, or no safetensors file: ")
+    assert str(error).startswith(f"{path} is damaged, or not a safetensors file: ")
     assert str(error).endswith("Nothing was read from it.")
     assert plain(variables) == [[0.0, 0.0], [0.0]]
 

@@ -121,7 +121,7 @@ def test_a_wrong_exit_raises_and_changes_nothing(make, see, inside, outside, wro
     assert see() == inside
     for _ in range(2):
         refused(lambda: WRONG[wrong](partial(leave, scope)), ArgumentError,
-                "left in another thread or context .* still open")  # fmt: skip
+                "exited in a different thread or context.* still open")  # fmt: skip
         assert see() == inside
     leave(scope)
     assert see() == outside
@@ -148,7 +148,7 @@ def test_a_scope_of_torch_is_open_as_long_as_its_thread():
     assert pool.submit(lambda: (make().__enter__(), see())[1]).result() == inside
     gc.collect()
     assert pool.submit(see).result() == inside
-    with pytest.warns(OpenScopeWarning, match=r"test_exits.py:\d+ was never left") as caught:
+    with pytest.warns(OpenScopeWarning, match=r"test_exits.py:\d+ was never exited") as caught:
         pool.shutdown()
         assert soon(lambda: len(caught) > 0)
     assert see() == outside
@@ -223,7 +223,7 @@ def test_scopes_left_out_of_turn_are_an_error(scope, see):
     a = holding(lambda: scope(SIGN), see)
     b = holding(lambda: scope({"Relu": "Identity"}), see)
     next(a), next(b)
-    refused(lambda: next(a), ArgumentError, "left out of turn")
+    refused(lambda: next(a), ArgumentError, "exited out of order")
     with pytest.warns(UserWarning, match="matched nothing"):
         next(b, None)
     assert see() == 0.0

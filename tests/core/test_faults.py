@@ -304,7 +304,7 @@ def by_error(host, f, x):
 
 
 HOSTS = {"regrad": of_regrad, "jax": of_jax, "torch": of_torch}
-MEAN = "scaled by 0.3333, a mean in place of a sum?"
+MEAN = "scaled by 0.3333, a mean instead of a sum?"
 FAULTS = [  # the tool, the op, and what else is said: in regrad, in JAX, in PyTorch
     (wrong_factor, X, (by_comparison, "op"), (by_check, "op"),
      (by_check, "op", "scaled by 0.6667")),
@@ -314,7 +314,7 @@ FAULTS = [  # the tool, the op, and what else is said: in regrad, in JAX, in PyT
      (by_check, "op", "scaled by 0.25")),
     (stale_saved_value, X, (by_comparison, "op"), (by_check, "op"), (by_check, "op")),
     (swapped_inputs, X, (by_comparison, "op"), (by_comparison, "op"),
-     (by_check, "op", "that of 'b'")),
+     (by_check, "op", "the gradient by 'b'")),
     (transposed_matrix_gradient, W, (by_comparison, "op"), (by_check, "op"),
      (by_check, "op", "transposed")),
     (wrong_sign, X, (by_comparison, "Cos"), None, (by_comparison, "cos")),

@@ -211,8 +211,8 @@ def read_in_a_graph(x):
         tf.Variable(1.0).read_value()
 
 
-OURS = "step expected a Variable or a Tensor of regrad's"
-NAMELESS = "learns step, and did not return gradients by name"
+OURS = "step expected a Variable or a Tensor of regrad"
+NAMELESS = "has the parameters step, but did not return their gradients by name"
 REFUSED = [
     # Ops of a custom function are not differentiated one by one: the parameter would learn nothing.
     (lambda: rg.variable_grads(lambda: rg.sum(around(T)) * P), GradientError,
@@ -223,12 +223,12 @@ REFUSED = [
      GradientError, "lsq: step is int32, and only floats"),
     (lambda: entered("Split", learns(lambda dy, step: dy, step=STEP)), RuleError,
      "'Split' returns several results"),
-    (lambda: entered("MatMul", learns(lsq, step=STEP)), RuleError, "'lsq'.* asks for 'x'"),
+    (lambda: entered("MatMul", learns(lsq, step=STEP)), RuleError, "'lsq'.* takes 'x'"),
     (lambda: entered(rg.at("head"), learns(lsq, step=STEP)), ArgumentError,
      r"learns\(lsq, step\) is for a whole call here"),
     (lambda: entered("Identity", learns(lsq, step=STEP), read_in_a_graph), GraphError,
      "nor its rule learn"),
-    (lambda: entered("Round", learns(lsq, step=STEP), order=1), ArgumentError, "order=1 asks"),
+    (lambda: entered("Round", learns(lsq, step=STEP), order=1), ArgumentError, "order=1 uses"),
     (answering(lambda dy: dy), RuleError, NAMELESS),
     (answering(lambda dy: (dy, {})), RuleError, NAMELESS),
     (answering(lambda dy: (dy, {"st": dy})), RuleError, NAMELESS),

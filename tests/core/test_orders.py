@@ -161,4 +161,4 @@ def test_bodies_of_compiled_loops_are_refused_under_two_gradients(kind):
 def test_functions_for_other_libraries_are_refused(from_regrad, x):
     rules = {"Tanh": rg.rules.optional(lambda dy: dy)}
     run = lambda: under(rules, from_regrad(rg.tanh), x, order=1)  # noqa: E731
-    refused(run, GradientError, r"from_regrad.*order=1 is in force")
+    refused(run, GradientError, r"from_regrad.*order=1 is active")

@@ -350,7 +350,7 @@ def test_reports_show_the_path():
 
 def test_a_key_that_held_for_nothing_is_named_at_the_end():
     key = at("block3", "Tanh")
-    words = r"rg.at\('block3', 'Tanh'\) held for no op; 'Tanh' ran in 'block1'"
+    words = r"rg.at\('block3', 'Tanh'\) applied to no op; 'Tanh' ran in 'block1'"
     with pytest.warns(UnusedOverrideWarning, match=words):  # noqa: SIM117
         with override({key: SEVEN, "Tanh": times(1)}) as used:
             rg.grad(lambda x: NET(x).sum())(X)

@@ -73,7 +73,7 @@ ARGUMENTS = [
     (lambda: rg.jvp(product, [x], [x]), "takes (a, b)", "jvp(f, [a, b], [da, db])"),
     (lambda: rg.variable_grads(f), "takes (x)", "no argument", "lambda: f(x)"),
     (lambda: rg.sum(x, axis="a"), "expected an integer for axis, got 'a'"),
-    (lambda: rg.vmap(f, in_axes="a")(x), "an axis is an int or None, got str: 'a'"),
+    (lambda: rg.vmap(f, in_axes="a")(x), "an axis must be an int or None, got str: 'a'"),
     (lambda: rg.tensor([1, 2], "int32"), "dtype='int32'"),
     (lambda: rg.grad(lambda x: np.may_share_memory(x, x))(x), "take(x, order)"),
     (lambda: rg.tree_map(lambda x, y: x, [x, x], [x]), "tree_map: the structures do not fit"),
@@ -134,7 +134,7 @@ TAKERS = [
 @pytest.mark.parametrize(("take", "words"), TAKERS)
 def test_objects_that_hold_tensors_are_refused_by_name(take, words, make):
     name = type(make()).__name__
-    says(lambda: take(make()), words, name, "is not opened as a container", "register")
+    says(lambda: take(make()), words, name, "does not open as a container", "register")
 
 
 def test_objects_that_are_the_same_for_all_pass():
@@ -180,7 +180,7 @@ def test_trees():
 NO_TENSORS = [
     (None, "got None. Has a function no return statement? (Write `x is None`"),
     ("a", "got str: 'a'. Tensors hold no strings"),
-    ({"a": 1}, "got dict: {'a': 1}. Give the op one of its entries"),
+    ({"a": 1}, "got dict: {'a': 1}. Pass the op one of its entries"),
     ({1}, "got set: {1}. Make a list of it first."), (iter([1]), "Make a list of it first."),
     (rg.sin, "got function"), (object(), "got object"),
 ]  # fmt: skip

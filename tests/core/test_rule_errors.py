@@ -137,7 +137,7 @@ PARAMETERS = {
 def test_a_rule_that_does_not_fit_is_placed_at_the_users_function(run, learned):
     rule = rg.rules.vjp_of(surrogate)
     rule = rg.rules.learns(rule, alpha=PARAMETERS[run]()) if learned else rule
-    words = rf"\(surrogate, {HERE}:{surrogate.__code__.co_firstlineno}\) asks for 'no"
+    words = rf"\(surrogate, {HERE}:{surrogate.__code__.co_firstlineno}\) takes 'no"
     refused(lambda: run(rule), RuleError, words)
 
 

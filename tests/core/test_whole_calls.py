@@ -161,11 +161,11 @@ REFUSED = [
     (lambda: under({at(rg.Module): pre}, f, X), *DECORATED),
     (lambda: under({at(rg.Module()): pre}, f, X), *DECORATED),
     (lambda: under(KEY, rg.grad(lambda x: f(x, blocked)), X), ArgumentError,
-     r"'block' is a block\. Write it above a function"),
+     r"'block' is a block\. Decorate a function with it"),
     (lambda: under({**KEY, "Tanh": lambda dy: dy}, f, X), rg.errors.PassedOverError,
      "'Tanh' ran inside of the call of 'block'"),
     (lambda: under({at("block"): lambda dy, x: dy * x}, rg.variable_grads, lambda: f(X)), RuleError,
-     "did not call builtin, so nobody knows the gradient of 'w'"),
+     "did not call builtin, so the gradient of 'w' is unknown"),
     (lambda: under(KEY, rg.jvp, f, [X], [X]), GradientError, "forward mode"),
     (lambda: under({at("other"): pre}, f, X), rg.errors.UnusedOverrideWarning, "other"),
 ]  # fmt: skip

@@ -85,7 +85,8 @@ def in_body(body):
     return lambda x: rg.grad(lambda z: rg.sum(body(lambda p: p * z)(rg.tensor([1.0, 2.0]))))(x)
 
 
-BY_A_CLOSURE, FIRST = "uses 'x:0', a tensor of a graph, by its closure", lambda i, a: i < 1
+BY_A_CLOSURE = "uses 'x:0', a tensor of a graph, through its closure"
+FIRST = lambda i, a: i < 1  # noqa: E731
 REFUSED = {  # a function of a vector of unknown length, the error, and its words
     "a gradient that writes again": (
         lambda x: tf.gradients(written_by_each_turn(x), x), GradientError, "AssignAdd"),

@@ -16,8 +16,8 @@ from PIL import Image
 from tests.helpers.paths import DOCS
 
 PAGES, PICTURES = DOCS / "howto", DOCS / "pictures" / "howto"
-CELL = re.compile(r"^```\{code-cell\}\n(?::tags:[^\n]*\n)?(.*?)^```$", re.M | re.S)
-FIRST = {"dead_network"}  # pages whose first picture says more than their last
+CELL = re.compile(r"^```\{code-cell\}\n(?::\S[^\n]*\n)*(.*?)^```$", re.M | re.S)
+FIRST = {"dead_network", "implicit"}  # pages whose first picture says more than their last
 GREY, RED = "#e4e7eb", "#f2b8ad"
 
 

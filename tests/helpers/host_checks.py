@@ -65,7 +65,9 @@ class HostTests:
             monkeypatch.setattr(feature, "checked", feature is not self.overrides)
         monkeypatch.setattr(self.overrides, "losses", [])
         monkeypatch.setattr(self.overrides, "programs", [rules_count])
-        with pytest.warns(UntestedHostWarning, match=r"Refused from now on: overrides\. "):
+        with pytest.warns(
+            UntestedHostWarning, match=r"regrad now raises HostError for: overrides\. "
+        ):
             refused(self.open, HostError, r"'rules count' does not hold .*expected 7")
         refused(self.open, HostError)
 

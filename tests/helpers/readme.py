@@ -15,7 +15,7 @@ import tomllib
 from pathlib import Path
 from typing import Any, NamedTuple
 
-BLOCK = re.compile(r"^```(python|\{code-cell\}|text)\n(?::\S.*\n)*(.*?)^```$", re.S | re.M)
+BLOCK = re.compile(r"^```(python|\{code-cell\}|text)\n((?::\S[^\n]*\n)*)(.*?)^```$", re.S | re.M)
 INSTALLS = re.compile(r"pip install ([^`\n#]*)")
 EXTRAS = re.compile(r"\[([\w,]+)\]")
 MODULES = {"scikit-learn": "sklearn", "dm-haiku": "haiku"}  # where they are not called alike
@@ -38,10 +38,13 @@ def programs(page: Path) -> list[Program]:
     text = page.read_text(encoding="utf-8")
     found: list[Program] = []
     for block in BLOCK.finditer(text):
-        if block[1] != "text":
-            found.append(Program(block[2], None, installed_by(text[: block.start()])))
+        language, options, code = block.groups()
+        if language != "text":
+            # (a reader does not see a cell that draws a picture of the site, and needs nothing)
+            drawn = modules_of("viz") if "remove-input" in options else frozenset()
+            found.append(Program(code, None, installed_by(text[: block.start()]) | drawn))
         elif found and found[-1].prints is None:
-            found[-1] = found[-1]._replace(prints=block[2])
+            found[-1] = found[-1]._replace(prints=code)
     return found
 
 

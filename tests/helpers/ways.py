@@ -27,13 +27,13 @@ class Way(NamedTuple):
 
 # What is stale, by the words of docs/compiled.md for its kind.
 UNSEEN = (
-    "what the code of a library or the operating system reads or holds",
-    "memory that is written from outside", "names that are computed",
+    "state inside a library or the operating system",
+    "memory that other code writes", "computed names",
     "containers of more than 256 entries",
-    "surgery: new code for a function, a new class for an object, a new meaning for a builtin, "
-    "a call of `__setstate__`",
+    "monkeypatching: new code for a function, a new class for an object, another object for a "
+    "builtin, a call of `__setstate__`",
     "a NumPy array that is both an operand and read in another way",
-    "static arguments and keys of dicts that say that they are equal",
+    "static arguments and keys of dicts with an `==` that ignores a difference",
 )  # fmt: skip
 LIBRARY, MEMORY, COMPUTED, LARGE, SURGERY, BOTH, EQUAL = UNSEEN
 

@@ -120,7 +120,7 @@ def test_complex_rules():
 
 
 def test_what_cannot_be_compared_is_refused():
-    with pytest.raises(ArgumentError, match="other is a function"):
+    with pytest.raises(ArgumentError, match="other must be a function"):
         rg.compare_gradients(rg.sin, "numerical")
     with pytest.raises(GradientError, match="int32"):
         rg.compare_gradients(lambda x: x)(rg.tensor([1, 2], dtype="int32"))
@@ -186,7 +186,9 @@ def test_where_it_is_not_finite():
 
 
 def test_a_name_that_nothing_has():
-    with pytest.raises(ArgumentError, match=r"not differentiated by 'v', but by 'args\[0\]', 'w'"):
+    with pytest.raises(
+        ArgumentError, match=r"no differentiable input 'v'; it has 'args\[0\]', 'w'"
+    ):
         rg.gradient_path(lambda x: (x * WEIGHT).sum(), "v")(POINT)
     with pytest.raises(ArgumentError, match=r"Did you mean 'args\[0\]'"):
         rg.gradient_path(lambda x: (x * WEIGHT).sum(), "arg[0]")(POINT)
@@ -255,7 +257,7 @@ ROWS = {  # f, x, what is found, words of its text and its cure, and the op type
                       ["behind a mask"], ("Sqrt", "sqrt")),
     "an argument": (lambda o, x: o.sum(o.sin(x["a"])), {"a": np.array([0.0, np.nan, np.inf])},
                     {"phase": "argument", "output": "args[0]['a']", "index": (1,), "count": 2},
-                    ["NaN in args[0]['a'] at index (1,) (2 in all)"], (None, None)),
+                    ["NaN in args[0]['a'] at index (1,) (2 in total)"], (None, None)),
     "a constant": (lambda o, x: o.sum(o.sin(x - NAN) ** 2), np.ones(3),
                    {"phase": "forward", "index": (1,)}, ["b = nan"], ("Sub", "sub")),
     "all is finite": (lambda o, x: o.sum(o.sin(x)), SAFE, None, [], (None, None)),

@@ -55,7 +55,7 @@ def test_kinks_are_no_jumps():
 
 
 def test_bad_input_of_rule():
-    refused(lambda: rg.plot.rule(rg.sign, lambda dy: dy), ArgumentError, "for an op type")
+    refused(lambda: rg.plot.rule(rg.sign, lambda dy: dy), ArgumentError, "to an op type")
     refused(lambda: rg.plot.rule("Sign", low=1, high=1), ArgumentError, "expected low < high")
     refused(lambda: rg.plot.rule("Sgin"), UnknownOpError)
 

@@ -212,10 +212,10 @@ def test_functions_as_keys_inside_a_closed_function():
 
 
 @pytest.mark.parametrize(("options", "words"), [
-    ({"open": "relu"}, r"open= expected a list .*write open=\['relu'\]"),
-    ({"keep": rounded}, "keep= expected a list"),
-    ({"open": [3]}, "open= expected names or functions, got 3"),
-    ({"keep": [None]}, "keep= expected names or functions, got None"),
+    ({"open": "relu"}, r"expected open= to be a list .*write open=\['relu'\]"),
+    ({"keep": rounded}, "expected keep= to be a list"),
+    ({"open": [3]}, "expected open= to contain names or functions, got 3"),
+    ({"keep": [None]}, "expected keep= to contain names or functions, got None"),
     ({"open": [lambda x: x]}, "pass its name as a string"),
     ({"open": [rounded], "keep": [rounded]}, "in open= and in keep="),
     ({"open": ["relu"], "keep": ["relu"]}, "in open= and in keep="),
@@ -227,5 +227,5 @@ def test_what_open_and_keep_take(options, words):
 def test_the_warning_names_keep():
     act = own_slope(lambda x: 2.0)(lambda x: jnp.exp(x))
     ours = override(lambda x: act(x), {"Exp": times(1)}, keep=["<lambda>"])
-    with pytest.warns(UnusedOverrideWarning, match="which keep= leaves as it is"):
+    with pytest.warns(UnusedOverrideWarning, match="which keep= leaves unchanged"):
         slopes(ours, X)

@@ -268,14 +268,14 @@ TWO[1].name = "w"
 FORM = r"expected arguments of the structure \(\*, \*\)"
 REFUSED = [
     (lambda: rg.export(3, ZEROS), ArgumentError, "must be a function"),
-    (lambda: rg.export(rg.sin, ZEROS, order=-1), ArgumentError, "0 or more for order, got -1"),
-    (lambda: rg.export(rg.sin, ZEROS, order="a"), ArgumentError, "for order, got 'a'"),
+    (lambda: rg.export(rg.sin, ZEROS, order=-1), ArgumentError, "0 or more, got -1"),
+    (lambda: rg.export(rg.sin, ZEROS, order="a"), ArgumentError, "of 0 or more, got 'a'"),
     (lambda: rg.export(rg.sin, "a"), ArgumentError, "got str.*Bind anything else"),
-    (lambda: rg.export(rg.sin, ZEROS, variables=[ZEROS]), ArgumentError, "expected Variables"),
+    (lambda: rg.export(rg.sin, ZEROS, variables=[ZEROS]), ArgumentError, "to be Variables"),
     (lambda: rg.export(rg.sin, ZEROS, variables=TWO), ArgumentError, "two .* named 'w'"),
     (lambda: rg.export(rg.sin, ZEROS, shapes="a, b, c"), ArgumentError, "shapes do not fit"),
     (without_x64, rg.errors.DTypeError, "x64"),
-    (lambda: rg.export(lambda x: float(x), ONE), rg.errors.TraceError, "was asked for"),
+    (lambda: rg.export(lambda x: float(x), ONE), rg.errors.TraceError, "was read"),
     (lambda: rg.export(lambda x: "a", ZEROS), ArgumentError, "return Tensors .*, got str"),
     (lambda: rg.export(ASSIGNING, ONE), ArgumentError, "assigns to the Variable"),
     (lambda: rg.export(ASSIGNING, ONE, variables=[ASSIGNING.v]), ArgumentError,
@@ -286,7 +286,7 @@ REFUSED = [
     (lambda: exported()(A, B.astype("int32")), ShapeError, "got int32"),
     (lambda: exported()(A, "b"), ArgumentError, r"expected a Tensor, an array"),
     (lambda: rg.eval_shape(rg.sin, "a"), ArgumentError, "eval_shape: expected Tensors.*got str"),
-    (lambda: rg.eval_shape(lambda x: float(x), 1.0), rg.errors.TraceError, "was asked for"),
+    (lambda: rg.eval_shape(lambda x: float(x), 1.0), rg.errors.TraceError, "was read"),
 ]  # fmt: skip
 
 
@@ -303,7 +303,9 @@ def test_a_damaged_or_foreign_file_is_refused(tmp_path):
     for n in range(0, len(data), 97):
         for bad in (data[:n], data[:n] + bytes([data[n] ^ 1]) + data[n + 1 :]):
             path.write_bytes(bad)
-            with pytest.raises(ExportError, match=r"is damaged, or no program that rg\.export wro"):
+            with pytest.raises(
+                ExportError, match=r"is damaged, or not a program that rg\.export wro"
+            ):
                 rg.Exported.load(path)
     foreign = jax.export.export(jax.jit(jnp.sin))(jnp.ones(3)).serialize()
     for other in (b"", b"hello", bytes(foreign), data + b"x"):
@@ -358,7 +360,7 @@ def test_hostile_files_are_refused_by_one_error(tmp_path):
         with pytest.raises(ExportError) as caught:
             rg.Exported.load(path)
             pytest.fail(f"{name} was loaded")
-        assert str(caught.value).startswith(f"{path} is damaged, or no program that rg.export")
+        assert str(caught.value).startswith(f"{path} is damaged, or not a program that rg.export")
 
 
 @pytest.mark.slow

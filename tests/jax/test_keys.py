@@ -55,7 +55,7 @@ def test_untouched_lists_a_function_with_a_derivative_of_its_own(f, only, listed
 def test_untouched_refuses_a_function_of_which_the_parts_are_listed(only):
     f = override(lambda x: jnp.tanh(jax.nn.gelu(x)), {"Tanh": seven})
     f(X)
-    with pytest.raises(ArgumentError, match="is a function in JAX, without a derivative of its"):
+    with pytest.raises(ArgumentError, match="is a function in JAX without a custom derivative"):
         f.untouched(only=only)
 
 
@@ -222,7 +222,8 @@ def other_clipid():
 
 def test_a_name_of_two_functions_is_refused():
     other = other_clipid()
-    with pytest.raises(ArgumentError, match=r"'clipid' stands for .*test_keys.py:\d+, .*itself"):
+    words = r"'clipid' matches functions .*test_keys.py:\d+, .*itself"
+    with pytest.raises(ArgumentError, match=words):
         override(lambda x: clipid(x) + other(x), {"clipid": seven})(X)
     chosen = override(lambda x: clipid(x) + other(x), {clipid: times(7)})
     assert_allclose(slopes(chosen, X), 8 - jnp.tanh(X) ** 2)
@@ -290,11 +291,11 @@ KEYS = [  # f, rules, error, words
     (model, {relu: seven}, ArgumentError, "jax.jit"),
     (model, {jax.jit(lambda x: x): seven}, ArgumentError, "Write it with def"),
     (model, {3: seven}, ArgumentError, "got the key 3"),
-    (model, {"Add": seven, "AddV2": seven}, ArgumentError, r"two keys .*stand for"),
-    (model, {"Relu": seven, jax.nn.relu: seven}, ArgumentError, "stand for"),
-    (model, {"Maximum": seven, "max": seven}, ArgumentError, "stand for"),
-    (clipid, {clipid: seven, "clipid": seven}, ArgumentError, "stand for the same thing"),
-    (clipid, {"clipid": seven, clipid: seven}, ArgumentError, "stand for the same thing"),
+    (model, {"Add": seven, "AddV2": seven}, ArgumentError, r"two keys .*have the same meaning"),
+    (model, {"Relu": seven, jax.nn.relu: seven}, ArgumentError, "have the same meaning"),
+    (model, {"Maximum": seven, "max": seven}, ArgumentError, "have the same meaning"),
+    (clipid, {clipid: seven, "clipid": seven}, ArgumentError, "have the same meaning"),
+    (clipid, {"clipid": seven, clipid: seven}, ArgumentError, "have the same meaning"),
     (clipid, {"clipidd": seven}, UnknownOpError, "no function of that name .*mean 'clipid'"),
     (clipid, {"tahn": seven}, UnknownOpError, "'tanh'"),
     (clipid, {"softmax": seven}, UnknownOpError, "Did you mean 'Softmax'"),
@@ -302,12 +303,13 @@ KEYS = [  # f, rules, error, words
     (model, {"Tanh": lambda dy, z: dy}, rg.errors.RuleError, "'z'"),
     (model, "Relu", ArgumentError, "takes a dict"),
     (3, {"Relu": seven}, ArgumentError, r"callable|function"),
-    (jax.jit(Odd()), {"Relu": seven}, GradientError, "does not say where it was written"),
+    (jax.jit(Odd()), {"Relu": seven}, GradientError, "without its source location"),
     (of_pallas, {"Tanh": seven}, GradientError, "pallas_call"),
     (imported, {"Tanh": seven}, GradientError, "exported"),
 ]
 CALLS = [
-    (lambda: override({"Relu": seven}), ArgumentError, r"function first\..*ours = rg.jax.override"),
+    (lambda: override({"Relu": seven}), ArgumentError,
+     r"as its first argument\..*ours = rg.jax.override"),
     (as_a_scope, ArgumentError, r"not a scope.*ours"),
     (lambda: override(model), ArgumentError, "takes a dict"),
     (lambda: rg.jax.gradient_override_map({}), AttributeError, r"use rg\.jax\.override\(f"),

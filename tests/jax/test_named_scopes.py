@@ -160,7 +160,7 @@ def test_reports_show_the_path():
     assert [(hit.path, hit.count, hit.ran) for hit in ours.hits] == [("a", 1, 1), ("b.c", 1, 1)]
     assert ours.table().headings[0] == "module"
     idle = override(scoped, {rg.at("a", "Tanh"): times7, rg.at("a", "Sin"): times7})
-    with pytest.warns(UnusedOverrideWarning, match=r"rg.at\('a', 'Sin'\) held for no op"):
+    with pytest.warns(UnusedOverrideWarning, match=r"rg.at\('a', 'Sin'\) applied to no op"):
         idle(X)
 
 

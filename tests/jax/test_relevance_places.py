@@ -187,7 +187,7 @@ def test_losses_add_up(of, library):
     close(found.inputs, plain.inputs, 1e-12)
     close(found.missing, plain.missing, 1e-12)
     close(sum(row.lost for row in found.losses), float(found.missing.sum()))
-    (rest,) = [row for row in found.losses if row.op.startswith("what is not seen")]
+    (rest,) = [row for row in found.losses if row.op.startswith("unobserved")]
     assert abs(rest.lost) < 1e-12
     ours = [row for row in found.losses if row.op == "lrp_dense"]
     theirs = [row.lost for row in expected.losses if row.op == "linear"]

@@ -171,11 +171,12 @@ REFUSED = [
     (lambda: trace(lambda x: x, has_aux=True)(X), ArgumentError, "pair"),
     (lambda: trace(closing)(X), GradientError, "closes over an array that is made in the function"),
     (check(closing, [X]), GradientError, "closes over"),
-    (check(jnp.sin, X), ArgumentError, "args is a list"),
-    (check(jnp.sin, [X], order=0), ArgumentError, "order is 1"),
+    (check(jnp.sin, X), ArgumentError, "args must be a list"),
+    (check(jnp.sin, [X], order=0), ArgumentError, "order must be 1"),
     (check(jnp.sin, [jnp.zeros((0, 2))]), ArgumentError,
      "nothing was checked: there are no elements"),
-    (lambda: rg.jax.compare_gradients(nested, "numerical"), ArgumentError, "other is a function"),
+    (lambda: rg.jax.compare_gradients(nested, "numerical"), ArgumentError,
+     "other must be a function"),
 ]  # fmt: skip
 
 

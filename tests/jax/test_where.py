@@ -183,7 +183,7 @@ def test_a_function_with_a_derivative_of_its_own():
     f.defvjp(lambda *xs: (f(*xs), xs), lambda xs, dy: jax.tree.map(jnp.zeros_like, xs))
     ours = override(f, HEAD, model=nets.LinenNet(), open=["whole"])
     close(jax.grad(ours)(nets.PARAMS, X), CASES["Linen"].slopes(None, {"head"}))
-    with pytest.raises(rg.errors.PassedOverError, match="has a derivative of its own"):
+    with pytest.raises(rg.errors.PassedOverError, match="has a custom derivative"):
         override(f, HEAD, model=nets.LinenNet())(nets.PARAMS, X)
 
 
@@ -247,7 +247,7 @@ def test_a_scan_over_layers_has_one_path():
         close(jax.grad(ours)(given, X), jax.grad(override(f, {"Tanh": times7}))(given, X))
         assert [(hit.path, hit.count) for hit in ours.hits] == [("layers", 1)]
         counted = override(f, {rg.at("layers", "Tanh", nth=1): times7}, model=model)
-        with pytest.raises(GradientError, match="cannot be done in the body of a scan"):
+        with pytest.raises(GradientError, match="is impossible in the body of a scan"):
             counted(given, X)
 
 
@@ -282,11 +282,11 @@ def test_two_models_of_one_kind_are_distinguished_or_refused():
     def f(student, teacher, x):
         return jnp.sum((jax.vmap(student)(x) - jax.vmap(teacher)(x)) ** 2)
 
-    with pytest.raises(GradientError, match="2 arguments are like model="):
+    with pytest.raises(GradientError, match="2 arguments match model="):
         jax.grad(override(f, HEAD, model=student))(student, teacher, X)
     arrays, form = jax.tree.flatten(teacher)
     merged = override(lambda m, a, x: f(m, form.unflatten(a), x), HEAD, model=student)
-    with pytest.raises(GradientError, match=r"two modules are called that are like '' of model="):
+    with pytest.raises(GradientError, match=r"calls two modules that match '' of model="):
         jax.grad(merged)(student, arrays, X)
     for call in (lambda x: jax.vmap(teacher)(x), lambda x: inner(teacher, x)):
         one = lambda m, x, call=call: jnp.sum((jax.vmap(m)(x) - call(x)) ** 2)  # noqa: E731
@@ -316,12 +316,12 @@ def test_modules_under_nn_jit_are_refused():
     params = Net().init(nets.KEY, X)
     for model, path in ((Net(), "b"), (None, "Net.b")):
         ours = override(nets.linen_loss(Net()), {rg.at(path, "Tanh"): times7}, model=model)
-        with pytest.raises(GradientError, match=r"under nn\.jit of Flax's"):
+        with pytest.raises(GradientError, match=r"under Flax's nn\.jit"):
             ours(params, X)
 
 
 def test_a_model_is_a_module_and_whole_calls_need_one():
-    with pytest.raises(ArgumentError, match=r"model= expected a module of Flax"):
+    with pytest.raises(ArgumentError, match=r"expected model= to be a module of Flax"):
         override(nets.loss, {"Tanh": times7}, model=lambda x: x)
     with pytest.raises(ArgumentError, match="whole calls as one op"):
         override(nets.loss, {rg.at("head"): times7})
@@ -454,9 +454,9 @@ def test_what_is_refused():
     for f, model in [(loss, None), (lambda p, x: x, linen.Dense(2))]:
         with pytest.raises(ArgumentError, match="Equinox or Flax's nnx leave a boundary"):
             override(f, {at("head"): arriving}, model=model)
-    with pytest.raises(ArgumentError, match=r"keep: rg.at\('head'\) is not a key"):
+    with pytest.raises(ArgumentError, match=r"rg.at\('head'\) in keep= is not a key"):
         override(loss, {at("layers.0"): arriving}, model=NET, keep=[at("head")])
-    with pytest.raises(RuleError, match="did not call builtin, so nobody knows"):
+    with pytest.raises(RuleError, match="did not call builtin, so the gradient of"):
         jax.grad(override(loss, {at("head"): lambda dy, x: x}, model=NET))(NET, ROW)
     ours = override(loss, {at("head"): arriving}, model=NET)
     refused(lambda: jax.jvp(lambda x: ours(NET, x), (ROW,), (ROW,)), GradientError, "not linear")

@@ -1,8 +1,10 @@
 """The page of benchmarks is made of what is recorded."""
 
+import re
+
 import pytest
 
-from bench import page, report, results, timing
+from bench import costs, page, report, results, timing
 from bench.plot import draw
 from bench.report import Row
 
@@ -95,3 +97,58 @@ def test_the_picture(tmp_path):
     draw([("tape", ROWS)], tmp_path / "plot.svg", "digest")
     text = (tmp_path / "plot.svg").read_text(encoding="utf-8")
     assert "100 sin, against torch" in text and "memory" not in text and "digest" in text
+
+
+# -- figures of cost in prose ----------------------------------------------------------------------
+
+RATIO = re.compile(r"\{ratio\}`([^`]+)`")
+SINCE = re.compile(r"\{since\}`(\w+); (\S+)`")
+PAGES = [p for p in sorted(page.PAGE.parent.rglob("*.md")) if "_ext" not in p.parts]
+# A time that is compared with a peer's, as prose writes it, is a `{ratio}` instead.
+BY_HAND = re.compile(r"\d[\d.]*(?: to \d[\d.]*)? times the time", re.IGNORECASE)
+
+
+def test_figures_of_cost_are_those_of_the_newest_record():
+    found = results.newest()
+    used = [ratio for p in PAGES for ratio in RATIO.findall(p.read_text(encoding="utf-8"))]
+    assert len(used) > 2
+    for reference in used:
+        assert re.fullmatch(r"\d+\.\d\d(( to | / )\d+\.\d\d)*", costs.cost(reference, found).text)
+
+
+@pytest.mark.parametrize("path", [*PAGES, page.README], ids=lambda p: p.stem)
+def test_no_figure_of_cost_is_written_by_hand(path):
+    assert BY_HAND.findall(path.read_text(encoding="utf-8")) == []
+
+
+def test_a_ratio_names_its_run_and_the_range_of_its_rows():
+    rows = [
+        row._replace(title=f"call {i}", ratio=f"1.{i}0 ×") for i, row in enumerate(ROWS[:1] * 3)
+    ]
+    old = results.Result("calls", "2026-01-01", "", "One", "", "old.md", True, ROWS)
+    new = results.Result("calls", "2026-01-02", "", "Two", "", "new.md", True, rows)
+    found = {"calls": [new, old]}
+    assert costs.cost("calls; call *; torch", found) == ("1.00 to 1.20", "2026-01-02", "Two")
+    assert costs.cost("calls; call 1; torch", found).text == "1.10"
+    assert costs.cost("calls; call 2; torch / call 0; torch", found).text == "1.20 / 1.00"
+    assert costs.cost("calls @ One; 100 sin; torch", found) == ("2.00", "2026-01-01", "One")
+    with pytest.raises(ValueError, match="no record of calls is from a machine 'Three'"):
+        costs.cost("calls @ Three; 100 sin; torch", found)
+    with pytest.raises(ValueError, match=r"new\.md has no ratio of '100 sin' against 'torch'"):
+        costs.cost("calls; 100 sin; torch", found)
+
+
+def test_the_page_counts_the_commits_since_each_run():
+    text = page.PAGE.read_text(encoding="utf-8")
+    every = [result for each in results.newest().values() for result in each]
+    counted = SINCE.findall(text)
+    assert {*counted} == {(r.suite, costs.commit_of(r)) for r in every}
+    assert len(counted) == 2 * len(every)  # in the list of runs, and above each table
+    assert {suite for suite, _ in counted} == costs.MEASURED.keys()
+    parts = {part for each in costs.MEASURED.values() for part in each}
+    assert all((costs.ROOT / "src/regrad" / part).is_dir() or part == "rules" for part in parts)
+
+
+def test_commits_that_are_not_in_the_history_are_said_to_be_unknown():
+    assert costs.since("tape", "0" * 40) == "an unknown number of commits"
+    assert costs.since("tape", "HEAD") in ("no commits", "an unknown number of commits")

@@ -180,8 +180,8 @@ def test_a_rule_that_never_runs_is_reported(capsys, net):
 
 def test_a_target_that_does_not_fit_is_an_error_in_one_line(capsys, net):
     for arguments, message in [
-        ([], "takes (x); give --args, a JSON list with an entry for each argument, got []"),
-        (["--args", "[[1.0], [1.0]]"], "takes (x); give --args"),
+        ([], "takes (x); pass --args, a JSON list with an entry for each argument, got []"),
+        (["--args", "[[1.0], [1.0]]"], "takes (x); pass --args"),
         (["--args", "[[1.0, [2.0]]]"], "--args: " if "regrad" not in net else "unequal rows"),
         (["--args", "[[1.0]]", "--override", "Relu"], "--override is OPTYPE=RULE"),
         (["--args", "[[1.0]]", "--override", "Relo=Identity"], "Did you mean 'Relu'"),

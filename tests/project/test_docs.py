@@ -70,6 +70,16 @@ def test_a_page_finds_what_the_text_above_installs(text, found):
     assert installed_by(text) - {"regrad"} == found
 
 
+def test_programs_below_a_cell_with_tags_are_found(tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text(
+        "```{code-cell}\n:tags: [remove-input]\nx = 1\n```\n\n```{code-cell}\nassert x == 2\n```\n"
+    )
+    drawing, after = programs(page)
+    assert (drawing.code, after.code) == ("x = 1\n", "assert x == 2\n")
+    assert "matplotlib" in drawing.installed and not after.installed
+
+
 def test_a_program_does_not_find_what_the_text_above_does_not_install(tmp_path):
     page = tmp_path / "page.md"
     page.write_text("```python\nimport numpy\nimport torch\n```\n")

@@ -1,6 +1,7 @@
 """The site of `make docs`: all pages are reached, all names are shown."""
 
 import importlib.util
+import json
 import re
 import sys
 from pathlib import Path
@@ -49,6 +50,16 @@ def test_a_name_without_a_place_is_noticed(public_names, tmp_path, monkeypatch):
     monkeypatch.setattr(public_names, "PAGES", tmp_path)
     assert "regrad.cos" in public_names.missing()
     assert "regrad.sin" not in public_names.missing()
+
+
+@needs_all
+def test_pages_of_names_differ_in_more_than_capitals(public_names):
+    """Else a disk that does not see capitals has one page for `rg.Tensor` and `rg.tensor`."""
+    files = public_names.files_of(public_names.public_names())
+    assert len({name.lower() for name in files.values()}) == len(files) > 500
+    assert files["regrad.sin"] == "regrad.sin"
+    assert files["regrad.tensor"] == "regrad.tensor"
+    assert files["regrad.Tensor"] == "regrad.Tensor-class"
 
 
 def test_rows_of_tensorflow_names_are_shown_and_exist(public_names):
@@ -137,3 +148,64 @@ def test_every_how_to_has_a_card_with_a_picture():
     assert set(re.findall(r"pictures/howto/(\w+)\.png$", gallery, re.M)) == pages
     sizes = [p.stat().st_size for p in (DOCS / "pictures/howto").glob("*.png")]
     assert len(sizes) == len(pages) and sum(sizes) < 300_000
+
+
+# -- search ----------------------------------------------------------------------------------------
+
+# Queries, and for each the page that Sphinx's search must list.
+QUERIES = {
+    "STE": "straight_through", "straight-through estimator": "straight_through",
+    "BNN": "straight_through", "QAT": "quantize", "fake quantization": "quantize",
+    "QAT jax": "quantize_jax", "DANN": "reversal_jax", "gradient reversal layer": "reversal_torch",
+    "reverse gradient JAX": "reversal_jax", "reverse gradient PyTorch": "reversal_torch",
+    "guided backprop": "saliency", "surrogate gradient": "spiking", "SNN": "spiking",
+    "LRP": "relevance", "gradcheck": "check_rule", "vanishing gradient": "dead_network",
+    "gradient clipping": "clipping", "Hessian-vector product": "second_order",
+    "custom op": "new_op",
+}  # fmt: skip
+SEARCH = re.compile(r"^search: (.+)$", re.M)
+
+
+def search_entries(page: Path) -> list[str]:
+    """The entries of the index that a page has for the search, as the site has them."""
+    front_matter = page.read_text(encoding="utf-8").partition("\n---\n")[0]
+    return [e.strip().lower() for line in SEARCH.findall(front_matter) for e in line.split(",")]
+
+
+def finds(query: str, entries: list[str]) -> bool:
+    """Whether Sphinx's searchtools.js lists a page for an entry of the index."""
+    query = query.lower()
+    return any(query in entry and len(query) >= len(entry) / 2 for entry in entries)
+
+
+@pytest.mark.parametrize("query", QUERIES)
+def test_search_finds_a_page_by_the_words_of_the_field(query):
+    page = DOCS / f"howto/{QUERIES[query]}.md"
+    assert finds(query, search_entries(page))
+
+
+def test_every_how_to_has_words_for_the_search():
+    for page in sorted((DOCS / "howto").glob("*.md")):
+        assert page.stem == "index" or search_entries(page), relative(page)
+        assert not any("!" in entry or ";" in entry for entry in search_entries(page))
+
+
+INDEX = DOCS.parent / "out/site/searchindex.js"
+WRITTEN = max(p.stat().st_mtime for p in [Path(__file__), *(DOCS / "howto").glob("*.md")])
+BUILT = INDEX.exists() and INDEX.stat().st_mtime > WRITTEN
+
+
+@pytest.mark.skipif(not BUILT, reason="there is no site of these pages: make docs")
+@pytest.mark.parametrize("query", QUERIES)
+def test_the_built_index_has_the_words(query):
+    text = INDEX.read_text(encoding="utf-8")
+    index = json.loads(text.removeprefix("Search.setIndex(").rstrip(")\n;"))
+    page = index["docnames"].index(f"howto/{QUERIES[query]}")
+    found = [
+        file
+        for entry, places in index["indexentries"].items()
+        if finds(query, [entry])
+        for file, _, is_main in places
+        if is_main
+    ]
+    assert page in found

@@ -334,7 +334,7 @@ def test_steps_are_a_module():
         torch.equal(a, b) for a, b in zip(steps.parameters(), other.parameters(), strict=True)
     )
     assert steps.double()["1"]["weights_step"].dtype == torch.float64
-    with pytest.raises(ArgumentError, match="are the arrays of a plan, and no model"):
+    with pytest.raises(ArgumentError, match="are the arrays of a plan, not a model"):
         steps(x)
 
 
@@ -365,8 +365,8 @@ def small(plan, x=None):
 
 W = Q.affine(8)
 REFUSED = {
-    "nothing": (lambda: Q.layers(), "no quantizer is given"),
-    "no quantizer": (lambda: Q.layers(weights=8), "weights expected a quantizer, got"),
+    "nothing": (lambda: Q.layers(), "no quantizer was passed"),
+    "no quantizer": (lambda: Q.layers(weights=8), "expected weights to be a quantizer, got"),
     "noise": (lambda: Q.layers(inputs=Q.stochastic(8)), "takes new noise at each call"),
     "a name": (lambda: small(Q.layers(W, where="3")), "'3' names no layer that ran"),
     "a name in but": (lambda: small(Q.layers(W, but=["0", "1.5"])), "'1.5' names no layer"),
@@ -379,7 +379,7 @@ REFUSED = {
     "export": (lambda: Q.layers(W).export(None, nn.Tanh()), "expected the steps of the plan"),
     "observe": (lambda: Q.layers(W).observe(nn.Tanh(), None), "expected the steps of the plan"),
     "report": (lambda: Q.layers(W).report(nn.Tanh()), "no rules of a plan"),
-    "no model": (lambda: Q.layers(W).steps(3), "a model is a torch.nn.Module, or a function"),
+    "no model": (lambda: Q.layers(W).steps(3), "expected the model to be a torch.nn.Module"),
     "no layers": (lambda: Q.layers(W).steps(nn.Tanh(), torch.ones(1)), "no layer ran with the s"),
     "no plan": (lambda: Q.layers(W).report(override({"Relu": lambda dy: dy})), "no rules of a p"),
 }  # fmt: skip
@@ -405,7 +405,7 @@ def test_weights_that_the_sample_did_not_show_are_refused():
     steps = plan.steps(net, x, (0, 1))
     with (
         quantized(steps, net, plan),
-        pytest.raises(RuleError, match="a shape that it did not have"),
+        pytest.raises(RuleError, match="a shape that did not occur"),
     ):
         net(x, (2,))
 

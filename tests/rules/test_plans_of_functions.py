@@ -210,7 +210,7 @@ def test_functions_of_regrad(compiled):
 
 def test_a_compiled_function_has_no_sample():
     run = ours({name: rg.Variable(P[name], name=name) for name in ("w", "v")})
-    with pytest.raises(ArgumentError, match=r"Give the function without rg\.jit"):
+    with pytest.raises(ArgumentError, match=r"Pass the function without rg\.jit"):
         PLAN.steps(rg.jit(run), rg.tensor(X))
 
 

@@ -385,7 +385,7 @@ def test_repr_is_the_call():
 V = np.ones((2, 6))
 MISUSE = [
     (lambda: Q.lsq(4)(V), "lsq(bits=4) takes v, step, and got 0 arrays after v and the names []. "
-     "lsq(bits=4).first(v) returns what to start with."),
+     "lsq(bits=4).first(v) returns initial values."),
     (lambda: Q.affine()(V, V), "affine() takes v, and got 1 arrays"),
     (lambda: Q.lsq(4)(V, 1.0, step=2.0), "got 1 arrays after v and the names ['step']"),
     (lambda: Q.lsq(4)(V, stp=1.0), "the names ['stp']. Did you mean 'step'?"),
@@ -396,26 +396,28 @@ MISUSE = [
     (lambda: Q.affine(per="channel").along(2, 1)(V), "expected an array with an axis 2, got"),
     (lambda: Q.affine(per=2).along(0, 5)(V), "expected an array with an axis 5, got"),
     (lambda: Q.mx()(np.float32(1)), "expected an array with an axis -1, got"),
-    (lambda: Q.lsq(clip="befor"), "lsq: clip expected one of 'before', 'after', 'straight', got "
-     "'befor'. Did you mean 'before'?"),
-    (lambda: Q.affine(largest="levels"), "largest expected one of 'level', 'tie', got 'levels'"),
-    (lambda: Q.affine(range="static"), "range expected one of 'dynamic', 'minmax', 'ema', got"),
-    (lambda: Q.dorefa(of="weight"), "of expected one of 'weights', 'inputs', got 'weight'"),
-    (lambda: Q.fp8("e4m3"), "fp8: format expected one of 'fp8_e4m3', "),
-    (lambda: Q.sign("aprox"), "sign: estimator expected one of 'identity', 'clip', 'approx', "
+    (lambda: Q.lsq(clip="befor"), "lsq: expected clip to be one of 'before', 'after', 'straight', "
+     "got 'befor'. Did you mean 'before'?"),
+    (lambda: Q.affine(largest="levels"),
+     "expected largest to be one of 'level', 'tie', got 'levels'"),
+    (lambda: Q.affine(range="static"),
+     "expected range to be one of 'dynamic', 'minmax', 'ema', got"),
+    (lambda: Q.dorefa(of="weight"), "expected of to be one of 'weights', 'inputs', got 'weight'"),
+    (lambda: Q.fp8("e4m3"), "fp8: expected format to be one of 'fp8_e4m3', "),
+    (lambda: Q.sign("aprox"), "sign: expected estimator to be one of 'identity', 'clip', 'approx', "
      "'swish', 'tanh', got 'aprox'. Did you mean 'approx'?"),
-    (lambda: Q.lsq(per="row"), "lsq: per expected 'tensor', 'channel', 'token' or the size of "
-     "groups, got 'row'"),
+    (lambda: Q.lsq(per="row"), "lsq: expected per to be 'tensor', 'channel', 'token' or the size "
+     "of groups, got 'row'"),
     (lambda: Q.lsq(per=0), "or the size of groups, got 0"),
     (lambda: Q.lsq(per=True), "or the size of groups, got True"),
-    (lambda: Q.lsq(0), "lsq: bits expected an int from 1 to 16, got 0"),
+    (lambda: Q.lsq(0), "lsq: expected bits to be an int from 1 to 16, got 0"),
     (lambda: Q.lsq(17), "got 17"), (lambda: Q.lsq(4.0), "got 4.0"),
-    (lambda: Q.lsq(1), "signed codes of 1 bit have no positive one: bits expected 2 or more, or "
-     "signed=False; sign() quantizes to -1 and 1"),
-    (lambda: Q.power_of_two(6, additive=True), "sums are known for 3, 4 and 5 bits, got 6"),
-    (lambda: Q.power_of_two(1), "power_of_two: bits expected an int from 2 to 8, got 1"),
-    (lambda: Q.levels([1.0, 0.0]), "levels expected two rising numbers or more, got [1.0, 0.0]"),
-    (lambda: Q.levels([1.0]), "levels expected two rising numbers or more, got [1.0]"),
+    (lambda: Q.lsq(1), "signed codes of 1 bit have no positive code: expected bits to be 2 or "
+     "more, or signed=False; sign() quantizes to -1 and 1"),
+    (lambda: Q.power_of_two(6, additive=True), "sums are available for 3, 4 and 5 bits, got 6"),
+    (lambda: Q.power_of_two(1), "power_of_two: expected bits to be an int from 2 to 8, got 1"),
+    (lambda: Q.levels([1.0, 0.0]), "levels expected two or more ascending numbers, got [1.0, 0.0]"),
+    (lambda: Q.levels([1.0]), "levels expected two or more ascending numbers, got [1.0]"),
 ]  # fmt: skip
 
 

@@ -384,10 +384,10 @@ REFUSED = [
     value_refused("a name", lambda z: z,
                   r"takes \(z\), and the op type 'Tanh' has no 'z'.* It may name x, y"),
     value_refused("builtin", lambda x, builtin: x, "has no 'builtin'"),
-    value_refused("no names", lambda *xs: xs, "must name what it takes"),
+    value_refused("no names", lambda *xs: xs, "must name its parameters"),
     Row("values that are not announced", TANH, r.optional(rg.replace(rg.sin)),
         ArgumentError(r"values of 'Tanh' .*values="), hosts=REGRAD + TORCH + JAX),
-    Row("values under order=1", TANH, rg.replace(rg.sin), ArgumentError("order=1 asks"),
+    Row("values under order=1", TANH, rg.replace(rg.sin), ArgumentError("order=1 uses the ops"),
         options={"values": True, "order": 1}, hosts=REGRAD + TORCH + JAX),
     *[Row(f"order={order!r}", TANH, "Sigmoid", ArgumentError(r"order is None .* or 1 .*, got"),
           options={"order": order}, hosts=("regrad", "torch", "jax"))

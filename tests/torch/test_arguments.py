@@ -110,7 +110,7 @@ REFUSED = {
     "__setitem__": (lambda: opened(T.__setitem__), UnknownOpError, "in place"),
     "fill_diagonal_": (lambda: opened(T.fill_diagonal_), UnknownOpError, "in place"),
     "another form": (lambda: opened("SparseSoftmaxCrossEntropyWithLogits"), UnknownOpError,
-                     "no torch callable is known"),
+                     "there is no torch callable"),
     "the shape": (squeezed, PassedOverError, "the shape of its tensor"),
     "keep by type": (lambda: opened("Sign", keep="Reshape"), ArgumentError, "keep"),
     "keep of types": (lambda: opened("Sign", keep=["Reshape"]), ArgumentError, "keep"),

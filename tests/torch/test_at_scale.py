@@ -77,7 +77,7 @@ def test_a_view_in_a_function_is_still_refused():
     with refused, override({"Reshape": lambda dy: dy}):
         hiding.apply(leaf(1))
     begun = bare_function("Late", late, Pair.backward, setup_context=Pair.setup_context)
-    with pytest.raises(PassedOverError, match="began before the scope was opened"):
+    with pytest.raises(PassedOverError, match="began before the scope opened"):
         begun.apply(leaf(1), leaf(2))
 
 

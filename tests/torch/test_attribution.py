@@ -302,8 +302,8 @@ BAD = [
     (lambda m: attribute(m, IDS, target, {}, reference=OTHER[:, :2]), "the shapes of the inputs"),
     (lambda m: attribute(m, IDS, target, {}, ["blocks.0.attention.o", "embedding.x"]), "no module"),
     (lambda m: tempered(0.0), "expected a temperature above 0, got 0.0"),
-    (lambda m: integrated(0), "expected steps, an int above 0, got 0"),
-    (lambda m: smoothed(1, -0.1), "expected noise of 0 or more, got -0.1"),
+    (lambda m: integrated(0), "expected steps to be an int above 0, got 0"),
+    (lambda m: smoothed(1, -0.1), "expected noise to be 0 or more, got -0.1"),
     (lambda m: attribute(m, IDS, target, {}, along=3), "along expected a Path"),
 ]  # fmt: skip
 

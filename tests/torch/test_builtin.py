@@ -191,9 +191,9 @@ def test_the_builtin_of_a_callable_is_a_value():
 def test_builtins_that_do_not_fit_are_refused():
     with pytest.raises(RuleError, match=r"builtin\(relu\) is not the gradient of 'Tanh'"):
         override({"Tanh": rg.rules.builtin(F.relu)}).__enter__()
-    with pytest.raises(RuleError, match="an op type of regrad's"):
+    with pytest.raises(RuleError, match="an op type of regrad"):
         rg.gradient_override_map({"Relu": rg.rules.builtin(F.relu)}).__enter__()
-    with pytest.raises(RuleError, match="Ask for builtin by name"):
+    with pytest.raises(RuleError, match="Use the parameter builtin"):
         rg.rules.builtin(F.relu)(torch.ones(1))
 
 
@@ -210,7 +210,7 @@ def test_forward_of_several_inputs_and_numbers():
     y = in_scope("Mul", lambda dy, a, b, forward: (dy * forward(a + 1, b), None), twice)(x)
     close([grad(y, x)], [2 * (x + 1)])
     y = in_scope("Mul", lambda dy, a, b, forward: (dy * forward(a, 3.0), None), twice)(x)
-    with pytest.raises(RuleError, match=r"an input is the number 2\.0, and cannot be another"):
+    with pytest.raises(RuleError, match=r"an input is the number 2\.0, and must stay this number"):
         y.sum().backward()
 
 
@@ -353,16 +353,16 @@ def test_groups_can_be_named(key):
     close([grad(in_scope(key, rule, f)(x, w), x)], [grad(3 * f(x, w), x)])
 
 
-LISTED = r"asks for 'grups'.* it may name (x|input), (w|weight|running_mean)?.*bias"
+LISTED = r"takes 'grups'.* it may name (x|input), (w|weight|running_mean)?.*bias"
 REFUSED = {
     "Conv2D": ("Conv2D", lambda dy, x, grups: dy, LISTED),
     "linear": (F.linear, lambda dy, x, grups: dy, LISTED),
     "conv1d": (F.conv1d, lambda dy, x, grups: dy, LISTED),
     "layer_norm": (F.layer_norm, lambda dy, x, grups: dy, LISTED),
     "almost": (F.linear, lambda dy, input, wieght: [dy],
-               r"asks for 'wieght'.* Did you mean 'weight'"),
+               r"takes 'wieght'.* Did you mean 'weight'"),
     # It would be called with the weight as `other`, and the bias as `w`.
-    "by place": ("Conv2D", rg.rules.vjp_of(lambda x, other, w: x), "asks for 'other'"),
+    "by place": ("Conv2D", rg.rules.vjp_of(lambda x, other, w: x), "takes 'other'"),
 }  # fmt: skip
 
 

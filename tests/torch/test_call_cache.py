@@ -462,7 +462,7 @@ WRONG = {
     "dtype": (lambda dy: dy.float(), RuleError, "dtype"),
     "kind": (lambda dy: 3.0, RuleError, "float"),
     "error": (fails, ValueError, "no"),
-    "write": (lambda dy: dy.mul_(2), RuleError, "wrote into a tensor"),
+    "write": (lambda dy: dy.mul_(2), RuleError, "wrote into one of its arguments"),
 }
 
 

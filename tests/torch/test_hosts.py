@@ -90,7 +90,7 @@ def test_nothing_is_looked_at_while_a_program_is_written(newer):
 
 
 def test_a_function_that_began_before_the_scope():
-    """A Function that began before the scope was opened is found, or refused."""
+    """A Function that began before the scope opened is found, or refused."""
 
     in_scope = override({"Relu": "Relu"})(torch.relu)
     begun = bare_function("Begun", lambda ctx, x: in_scope(x), lambda ctx, dy: dy)
@@ -101,7 +101,7 @@ def test_a_function_that_began_before_the_scope():
     x = leaf(1, 1)
     with pytest.raises(PassedOverError, match=r"Begun, a torch\.autograd\.Function"):
         begun.apply(x)
-    with pytest.raises(PassedOverError, match="began before the scope was opened"):
+    with pytest.raises(PassedOverError, match="began before the scope opened"):
         in_two_parts.apply(x)
     forward = torch.autograd.Function.forward
     begun.forward = staticmethod(lambda ctx, x: x * 2)

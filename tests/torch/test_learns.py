@@ -207,20 +207,20 @@ def answer(rule):
 
 
 NOT_A_LEAF = "step expected a tensor of PyTorch that requires"
-UNNAMED = "learns step, and did not return gradients by name"
+UNNAMED = "has the parameters step, but did not return their gradients by name"
 REFUSED = {
     ArgumentError: {
-        "no parameter": (lambda: learns(lambda dy: dy), "learns names no parameter"),
+        "no parameter": (lambda: learns(lambda dy: dy), "learns needs a parameter"),
         "no rule": (lambda: learns(3, step=P), "learns expected a rule, got"),
         "a float": (lambda: opened("Relu", learns(by_step, step=2.0)), NOT_A_LEAF),
         "detached": (lambda: opened("Relu", learns(by_step, step=P.detach())), NOT_A_LEAF),
         "regrad's own": (
             lambda: opened("Relu", learns(by_step, step=P), rg.gradient_override_map),
-            "expected a Variable or a Tensor of regrad's, got Par"),
+            "expected a Variable or a Tensor of regrad, got Par"),
     },
     RuleError: {
         "a rule without it": (lambda: learns(lambda dy, x: dy, step=P),
-                              "does not ask for its parameter 'step'"),
+                              "does not take its parameter 'step'"),
         "a value without it": (lambda: rg.replace(lambda x: x, step=P), "does not take its par"),
         "a call": (lambda: learns(by_step, step=P)(P), "cannot be called"),
         "an answer without": (lambda: answer(lambda dy, step: dy), UNNAMED),
@@ -228,7 +228,7 @@ REFUSED = {
         "another name": (lambda: answer(lambda dy, step: (dy, {"st": dy})), UNNAMED),
     },
     PassedOverError: {
-        "an apply": (lambda: held_apply(), r"by an `apply` that was read before the scope"),
+        "an apply": (lambda: held_apply(), "`apply` that the program read before the scope"),
     },
 }  # fmt: skip
 
@@ -349,7 +349,7 @@ def test_a_parameter_in_a_partial_and_in_functions_of_regrad(make):
     for f in (lambda x: rg.multiply(x, p), lambda x: rg.multiply(x, held["p"])):
         with override({"Relu": make(f)}, values=True):
             for _ in range(2):
-                with pytest.raises(GradientError, match="which regrad's functions take for a co"):
+                with pytest.raises(GradientError, match="which regrad's functions treat as a co"):
                     torch.relu(x)
 
 

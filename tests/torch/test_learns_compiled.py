@@ -119,6 +119,6 @@ def test_a_function_that_torch_compile_puts_in_itself_has_no_parameters():
     loss = lambda x: nn.CrossEntropyLoss()(x, torch.arange(4))  # noqa: E731
     with (
         override({"LogSoftmax": learns(rule, gain=parameter(0.7))}),
-        pytest.raises(PassedOverError, match="would take for constants"),
+        pytest.raises(PassedOverError, match="would treat as constants"),
     ):
         compiled(loss)(numbers(4, 5).requires_grad_())

@@ -210,7 +210,7 @@ OTHER_WAYS = (
 
 @pytest.mark.parametrize("op_type", CHANNELS_LAST)
 def test_rules_of_another_layout_are_refused(op_type):
-    refused = pytest.raises(RuleError, match="channels come last, and torch's come first")
+    refused = pytest.raises(RuleError, match="channels last, but torch has them first")
     with refused, override({op_type: op_type}):
         pass
 

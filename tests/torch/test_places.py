@@ -357,7 +357,7 @@ KEYS = [
     ({at("layers.0", "Relux"): seven}, rg.errors.UnknownOpError, "Relux"),
     ({at("layers.0", ("Relu", F.relu)): seven}, ArgumentError, "two keys of the map mean"),
     ({at(lambda x: True, "Relu"): seven}, ArgumentError, "one parameter, `site`"),
-    ({at("layers.0"): seven}, RuleError, "says nothing of the parameter 'first.weight'"),
+    ({at("layers.0"): seven}, RuleError, "returns no gradient for the parameter 'first.weight'"),
     ({at(nn.ReLU, nth=9): {"Relu": seven}}, ArgumentError, "there are 3 such modules"),
     (TWICE, ArgumentError, "two keys of the map select the same place"),
 ]

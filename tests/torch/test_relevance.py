@@ -474,8 +474,8 @@ IDS, IMAGE = torch.tensor([[1]]), numbers(1, 2, 8, 8)
 WRONG = {
     "expected a torch.nn.Module, got function": {"model": lambda x: x},
     "there are 3 classes, got the target 3": {"target": 3},
-    "target expected an int, a tensor of ints or a function, got str": {"target": "cat"},
-    "target expected an int": {"target": True},
+    "expected target to be an int, a tensor of ints or a function, got str": {"target": "cat"},
+    "expected target to be an int": {"target": True},
     r"tensor of \(examples, classes\), got Tensor": {"model": nn.Conv2d(2, 2, 3).double()},
     "the target is .*, expected a tensor that depends": {"target": lambda y: 1.0},
     "no module of the model is 'features.9'. Did you mean": {"layers": ["features.9"]},
@@ -483,12 +483,12 @@ WRONG = {
         "model": twice(), "inputs": numbers(1, 2), "layers": ["head"]},
     "the module 'idle' did not run": {
         "model": twice(), "inputs": numbers(1, 2), "layers": ["idle"]},
-    'check expected None or "ops"': {"check": "modules"},
+    'expected check to be None or "ops"': {"check": "modules"},
     r"to rules, such as epsilon_plus\(\); got epsilon_plus": {"rules": lrp.epsilon_plus},
     "no input is a tensor of floats": {"model": total(), "inputs": IDS},
     "is for runs without a reference": {"check": "ops", "reference": IMAGE},
     "float16 is too coarse": {"inputs": IMAGE.half()},
-    "a reference is for inputs of floats": {
+    "a reference is for float inputs": {
         "model": language(), "inputs": IDS, "reference": IDS, "rules": lrp.deep_lift()},
 }  # fmt: skip
 

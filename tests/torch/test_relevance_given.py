@@ -265,7 +265,7 @@ def test_a_merged_norm_is_that_of_a_fused_model(composite):
 
 
 @pytest.mark.parametrize(("model", "words"), [
-    (made().train(), "statistics of the batch; put the model in eval"),
+    (made().train(), "statistics of the batch; call model.eval()"),
     (nn.Sequential(nn.ConvTranspose2d(4, 4, 2, groups=2), nn.BatchNorm2d(4)).eval(),
      "a transposed convolution with groups"),
 ])  # fmt: skip

@@ -130,7 +130,7 @@ def test_forward_mode():
     with override({"Tanh": rg.replace(lambda x: x**3)}, values=True):
         close(jvp(torch.tanh, (x,), (dx,)), [x**3, 3 * x**2 * dx])
     rule = rg.replace(lambda x: x, lambda dy, forward: dy)
-    refused("stands on `builtin` or `forward`", {"Tanh": rule},
+    refused("uses `builtin` or `forward`", {"Tanh": rule},
             lambda: jvp(torch.tanh, (x,), (dx,)), GradientError, values=True)  # fmt: skip
 
 
@@ -339,12 +339,12 @@ REFUSED = {
     "T": ({torch.Tensor.T.__get__: NEGATIVE}, None, "returns a view"),
     "batch norm": ({F.batch_norm: rg.replace(lambda input: input)},
          lambda x: nn.BatchNorm1d(2).double()(x),
-         "updates a tensor that it is given .* 'training'"),
+         "updates one of its arguments .* 'training'"),
     "foreach": ({"Tanh": NEGATIVE}, lambda x: torch._foreach_tanh([x]), "computes 'Tanh' inside"),
     "indices": ({"Max": rg.replace(lambda x, forward: forward(x))}, lambda x: x.max(1),
          "its own value"),
     "custom op": ({"Tanh": NEGATIVE}, lambda x: torch.ops.regrad_tests.tanh(x), "'Tanh' inside"),
-    "TorchScript": ({"Tanh": NEGATIVE}, lambda x: SCRIPTED(x), "out of sight"),
+    "TorchScript": ({"Tanh": NEGATIVE}, lambda x: SCRIPTED(x), "calls no override"),
     "another shape": ({"Tanh": rg.replace(lambda x: x.sum())}, torch.tanh, r"the shape \(\)"),
     "no tensors": ({torch.randn: rg.replace(lambda xs: xs)}, lambda x: torch.randn(2), "tensor"),
 }  # fmt: skip

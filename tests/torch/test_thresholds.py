@@ -11,7 +11,11 @@ from tests.helpers.choices import choose
 from tests.torch.common import D, override
 
 pytestmark = [
-    pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning"),
+    pytest.mark.filterwarnings(
+        "ignore::UserWarning",
+        "ignore::FutureWarning",
+        "ignore:.*should not be instantiated:DeprecationWarning",  # PyTorch 2.13, in Dynamo
+    ),
     pytest.mark.usefixtures("fresh"),
 ]
 TRIANGLE = rg.rules.triangle(1.0)
@@ -252,7 +256,7 @@ def test_what_is_done_to_the_booleans_ends_the_spike(name, way):
     v, u = leaf(POINTS), leaf(POINTS)
     ENDS[name](u).sum().backward()
     with (
-        pytest.warns(UnusedOverrideWarning, match=r"torch\.gt at \S+:\d+.*Cast them before"),
+        pytest.warns(UnusedOverrideWarning, match=r"torch\.gt at \S+:\d+.*Cast the booleans"),
         override({"Threshold": TRIANGLE}) as used,
     ):
         RUNS[way](ENDS[name])(v).sum().backward()

@@ -81,7 +81,7 @@ def test_every_kind_of_place(selector, way):
     rules, paths = SELECTORS[selector]
     if (way, selector) == ("reentrant", "the model"):  # (whose backward pass torch refuses in one)
         refused(
-            "its gradient would be lost", rules(model), lambda: gradients(model, f), model=model
+            "Its gradient would be lost", rules(model), lambda: gradients(model, f), model=model
         )
         return
     with override(rules(model), model=model) as used:
@@ -129,7 +129,7 @@ def test_blocks_that_are_compiled_one_by_one():
 def test_a_whole_graph_is_refused():
     model = make()
     compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
-    refused("leave out fullgraph", {at("head"): rg.rules.optional(pre)}, lambda: compiled(X),
+    refused("Do not pass fullgraph", {at("head"): rg.rules.optional(pre)}, lambda: compiled(X),
             Exception, model=model)  # fmt: skip
 
 
@@ -232,7 +232,7 @@ def test_frozen_parameters_need_no_answer():
     with override({at("head"): lambda dy, x: dy @ torch.ones(2, 4, dtype=D)}, model=model):
         model(X).sum().backward()
         model.head.requires_grad_(True)
-        with pytest.raises(RuleError, match="says nothing of the parameter 'weight'"):
+        with pytest.raises(RuleError, match="returns no gradient for the parameter 'weight'"):
             model(X)
 
 
@@ -436,11 +436,14 @@ def test_parameters_that_are_sharded(one_process):
 # -- what is refused, and modules that never run ---------------------------------------------------
 
 OF_TANH = {"Tanh": rg.rules.optional(lambda dy: dy)}
-NOTHING_SAID = r"at\('head'\): the rule '<lambda>' says nothing of the parameter 'weight' of 'head'"
+NOTHING_SAID = (
+    r"at\('head'\): the rule '<lambda>' returns no gradient for the parameter 'weight' of 'head'"
+)
 
 
 @pytest.mark.parametrize(("rule", "words"), [
-    (lambda dy: dy, NOTHING_SAID), (lambda dy, x: dy, NOTHING_SAID), ("Relu", "says nothing"),
+    (lambda dy: dy, NOTHING_SAID), (lambda dy, x: dy, NOTHING_SAID),
+    ("Relu", "returns no gradient for the parameter"),
     (lambda dy, weight: dy, "the parameter 'bias'"),
 ], ids=["dy", "x", "Relu", "weight"])  # fmt: skip
 def test_rules_that_forget_the_parameters(rule, words):
@@ -448,7 +451,7 @@ def test_rules_that_forget_the_parameters(rule, words):
 
 
 def test_rules_that_forget_the_parameters_of_a_module_that_comes_later():
-    refused("says nothing of the parameter 'weight'", {
+    refused("returns no gradient for the parameter 'weight'", {
         at(nn.Linear): rg.rules.optional(lambda dy: dy)
     }, lambda: make()(X), RuleError)  # fmt: skip
 
@@ -470,7 +473,7 @@ def by_torch_func(model):
     return torch.func.grad(lambda p: torch.func.functional_call(model, p, (X,)).sum())(parameters)
 
 
-OF_BLOCK = "ran inside of a call of Block, which has a rule as a whole by rg.at\\('layers.1'"
+OF_BLOCK = "ran inside of a call of Block, whose whole call has a rule by rg.at\\('layers.1'"
 
 
 @pytest.mark.parametrize(("outer", "inner", "words", "run"), [
@@ -576,5 +579,5 @@ def test_gradients_of_keywords_have_the_order_of_the_signature(names):
 def test_a_map_that_was_opened_before_is_checked_for_another_order():
     rules = {at(Affine): as_it_is}
     under(rules, lambda: Affine()(*torch.ones(3, 1, requires_grad=True)))
-    with pytest.raises(ArgumentError, match="order=1 asks for the derivatives"):
+    with pytest.raises(ArgumentError, match="order=1 uses the ops' own derivatives"):
         override(rules, order=1)

@@ -184,7 +184,9 @@ BODIES["cond"] = lambda f: rg.jit(in_both_branches(f))
 @pytest.mark.parametrize("body", BODIES)
 def test_results_that_hide_tensors_are_refused(body, name):
     f = BODIES[body](lambda x: HIDING[name](x * x))
-    with pytest.raises(ArgumentError, match=r"returned \w+, which is not opened as a container"):
+    with pytest.raises(
+        ArgumentError, match=r"returned \w+, which regrad does not open as a container"
+    ):
         rg.grad(lambda x: (f(x), rg.sum(x))[1])(X)
 
 

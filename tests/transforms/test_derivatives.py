@@ -173,8 +173,8 @@ BENT = {
     "normalized": (lambda dy, x: dy / rg.linalg.vector_norm(dy), "not linear"),
     "a norm": (lambda dy, x: dy / rg.sqrt(rg.sum(dy * dy)), "'Mul'"),
     "masked by itself": (lambda dy, x: rg.where(dy > 0, dy, 0), "'Greater'"),
-    "a constant": (lambda dy, x: dy + 1, "even where none arrives"),
-    "plus ones": (lambda dy, x: dy + rg.ones_like(dy), "even where none arrives"),
+    "a constant": (lambda dy, x: dy + 1, "even if the incoming gradient is 0"),
+    "plus ones": (lambda dy, x: dy + rg.ones_like(dy), "even if the incoming gradient is 0"),
     "cut": (lambda dy, x: rg.stop_gradient(dy), "'StopGradient'"),
     "custom": (lambda dy, x: rg.rules.reverse_gradient(dy), "'CustomGrad'"),
     "grad": (lambda dy, x: rg.grad(lambda z: (z * dy * dy).sum())(x), "not linear"),
@@ -280,7 +280,7 @@ def test_rules_inside_a_loop_of_unknown_length():
         rg.jit(moved(sines))(POINT)
     with rg.gradient_override_map({"Sin": lambda dy: dy + 1}):
         assert np.isnan(rg.jit(moved(sines))(POINT).item())
-        with pytest.raises(GradientError, match="even where none arrives"):
+        with pytest.raises(GradientError, match="even if the incoming gradient is 0"):
             moved(sines)(POINT)
 
 
@@ -401,7 +401,7 @@ def test_under_jit_a_rule_that_ignores_dy_is_refused(name, way, size):
         if is_zero:
             assert not rg.jit(lambda x: FORWARD[way](g, x))(x).numpy().any()  # noqa: B023
         else:
-            with pytest.raises(GradientError, match="even where none arrives"):
+            with pytest.raises(GradientError, match="even if the incoming gradient is 0"):
                 rg.jit(lambda x: FORWARD[way](g, x))(x)  # noqa: B023
 
 

@@ -132,7 +132,7 @@ DIFFERENT = {
 @pytest.mark.parametrize("f", DIFFERENT.values(), ids=DIFFERENT)
 def test_kinds_of_differences(f):
     hidden = Hidden(2.0)
-    refused(lambda: twice(lambda x: f(x, hidden()), hidden), StaleError, "is stale: traced again")
+    refused(lambda: twice(lambda x: f(x, hidden()), hidden), StaleError, "is stale: ")
 
 
 def test_another_variable_is_assigned():
@@ -248,7 +248,7 @@ def test_a_loop_that_binds_a_name_anew(compiled):
     if compiled:
         assert mode(rg.grad(late))(rg.scalar(0.5)).item() == pytest.approx(due, rel=1e-5)
     else:
-        with pytest.raises(GradientError, match="did something else than the first time"):
+        with pytest.raises(GradientError, match="did not do the same as the first"):
             rg.grad(late)(rg.scalar(0.5))
 
 

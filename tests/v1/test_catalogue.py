@@ -16,7 +16,7 @@ from tests.helpers.paths import DOCS
 from tests.helpers.rows import refused
 
 PAGE = (DOCS / "tf1.md").read_text(encoding="utf-8")
-COVERED = PAGE[PAGE.index("## What is covered") : PAGE.index("## What is not")]
+COVERED = PAGE[PAGE.index("## Supported names") : PAGE.index("## Unsupported names")]
 ROWS = re.findall(r"^\| `(tf[.\w]*)`[^|]*\| (.*) \|$", COVERED, re.M)
 NAMES = [(space, name) for space, names in ROWS for name in re.findall(r"`(\w+)`", names)]
 

@@ -155,7 +155,7 @@ def test_directions(graph):
     for rankdir in ("TB", "BT", "LR", "RL"):
         assert f"  rankdir={rankdir};" in graph.to_dot(rankdir=rankdir)
     for rankdir in ("tb", "", "TB; evil [shape=none]", None, 3):
-        with pytest.raises(ArgumentError, match="rankdir is one of TB, BT, LR, RL, got"):
+        with pytest.raises(ArgumentError, match="rankdir must be one of TB, BT, LR, RL, got"):
             graph.to_dot(rankdir=rankdir)
 
 

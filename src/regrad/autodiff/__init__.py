@@ -1,4 +1,4 @@
-"""Gradients of functions (`grad` and its kin), custom gradients, and Variables.
+"""Gradients of functions (`grad` and related functions), custom gradients, and Variables.
 
-All of it stands on the core's tapes and its walk. Nothing here traces or compiles a function.
+Everything here is built on the core's tapes and its backward pass, and traces or compiles nothing.
 """

@@ -1,4 +1,4 @@
-"""Which arguments of a function a gradient is by: `argnums`, `has_aux`, keywords and `dy`."""
+"""The arguments by which a gradient function differentiates: `argnums`, `has_aux`, `dy`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class ArgumentSelection:
     Args:
         f: The function.
         api: The name of the gradient function, for messages.
-        argnums: The positions to differentiate by; None stands for the first.
+        argnums: The positions to differentiate by; None means the first.
         has_aux: f returns `(y, aux)`, and only y is differentiated.
     """
 
@@ -46,8 +46,8 @@ class ArgumentSelection:
             if not -count <= number < count:
                 raise ArgumentError(
                     f"{self.api}(f): argnums={number}, but f is called with {count} positional "
-                    f"argument{'s' if count != 1 else ''}. argnums counts these from 0; what is "
-                    "passed by keyword is a constant."
+                    f"argument{'s' if count != 1 else ''}. argnums counts these from 0; keyword "
+                    "arguments are constants."
                 )
             places.append(number % count)
         if len(set(places)) < len(places):
@@ -59,7 +59,7 @@ class ArgumentSelection:
 
 @dataclass(eq=False)
 class ChosenCall:
-    """One call of f as a function of the chosen arguments alone; it keeps the aux of f."""
+    """One call of f as a function of the chosen arguments alone. It keeps the aux of f."""
 
     choice: ArgumentSelection
     args: Sequence[Any]
@@ -85,11 +85,11 @@ class ChosenCall:
         return y
 
     def parts(self, found: Sequence[Any]) -> Any:
-        """Return the entries for the inputs as the caller asked for them: one, or a tuple."""
+        """Return the entries for the inputs as the caller requested them: one, or a tuple."""
         return found[0] if self.choice.single else tuple(found)
 
     def with_aux(self, answer: Any) -> Any:
-        """Return `(answer, aux)` where f has aux, else the answer."""
+        """Return `(answer, aux)` if f has aux, else the answer."""
         return (answer, self.aux) if self.choice.has_aux else answer
 
 
@@ -119,9 +119,9 @@ def _positions(argnums: Any, api: str) -> tuple[int, ...]:
 
 
 def weight(f: Callable[..., Any], more: Sequence[Any], dy: Any, api: str) -> Any:
-    """Return the `dy` of `grad(f)(x, dy)`, which is a second argument by position.
+    """Return the `dy` of `grad(f)(x, dy)`, which is a second positional argument.
 
-    Raises ArgumentError where it may have been meant for f.
+    Raises ArgumentError if the argument could also be f's own.
     """
     if len(more) > 1 or dy is not None:
         raise ArgumentError(
@@ -131,14 +131,14 @@ def weight(f: Callable[..., Any], more: Sequence[Any], dy: Any, api: str) -> Any
     if takes_second(f):
         raise ArgumentError(
             f"{api}(f)(x, …): f takes a second positional argument, so it is ambiguous whether "
-            f"the second value is that or the dy which weighs f(x). {_ways(api)}"
+            f"the second value is f's argument or the dy that weights f(x). {_ways(api)}"
         )
     return more[0]
 
 
 def _ways(api: str) -> str:
     return (
-        f"Write {api}(f)(x, dy=dy) for the gradient weighed by dy, {api}(f, argnums=0)(x, a) for "
+        f"Write {api}(f)(x, dy=dy) for the gradient weighted by dy, {api}(f, argnums=0)(x, a) for "
         f"f(x, a), and {api}s(f)([x, a]) for the gradients by both."
     )
 
@@ -147,7 +147,7 @@ def takes_second(f: Callable[..., Any]) -> bool:
     """Return whether a second positional argument could be f's own.
 
     The `save` of a `custom_grad` function is not in its signature, and the `dy` of a gradient
-    function is a keyword there, so these do not count. What does not say what it takes is thought
+    function is a keyword there, so these do not count. A function without a signature is assumed
     to take one argument.
     """
     parameters = declared(f) or ()

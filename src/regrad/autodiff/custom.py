@@ -23,8 +23,8 @@ from regrad.errors import GradientError
 Y = TypeVar("Y")
 
 
-# A type checker cannot take the last parameter off a function, and so not know whether there is a
-# `save`: it knows what comes back, and not what goes in.
+# Type checkers cannot remove the last parameter of a function, and do not see whether it is
+# `save`. So the annotations have the result, and leave the parameters open.
 @overload
 def custom_grad(f: Callable[..., tuple[Y, Any]]) -> Callable[..., Y]: ...
 
@@ -35,27 +35,27 @@ def custom_grad(f: Callable[..., Mapping[str, Any]]) -> Callable[..., Any]: ...
 
 @public
 def custom_grad(f: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function with a gradient of your own.
+    """Return a function with a custom gradient.
 
     Args:
         f: `f(*inputs, save)` returns `{"value": y, "grad_func": g}`, a pair `(y, g)`, or a
             named tuple with these fields. `y` is a Tensor or a container of Tensors. `save`
-            may be left out; it is given by keyword if f names it, else last.
+            is optional. regrad passes it by keyword if f has a parameter of this name, else last.
 
     Tensors and arrays among the arguments, also inside containers, are the inputs; everything
     else passes through. `g(dy, saved)`, or `g(dy)`, returns the gradients as a list with one entry
     per argument that holds tensors, in order. An entry has its argument's structure, with
     Tensors of the inputs' shapes and dtypes: for `{"w": w, "b": b}` a dict with these keys (a
-    list and a tuple are alike). None, for an argument or any part of it, means no gradient. If
-    there is only one such argument, its entry alone will do. A list may also have one entry per
-    argument, where the entry for a number is ignored. A last parameter `needs` of g holds which
-    gradients are wanted, for each argument that holds tensors or numbers. `dy` has the structure of
-    `y`.
-    `save([a, b])` keeps tensors for g as `saved[0]`, `saved[1]`; `save(a=a)` as `saved.a`.
+    list and a tuple are interchangeable). None, for an argument or any part of it, means no
+    gradient. If there is only one such argument, its entry alone is enough. A list may also have
+    one entry per argument; an entry for a number is ignored. If g has a last parameter `needs`, it
+    gets which gradients are needed, for each argument that holds tensors or numbers. `dy` has the
+    structure of `y`. `save([a, b])` keeps tensors for g as `saved[0]`, `saved[1]`; `save(a=a)` as
+    `saved.a`.
 
-    The ops inside f do not count for the gradient of the value. What is saved, or what g
-    closes over, keeps its own history, and g may use any op, custom ones included, so
-    derivatives of every order are what the code of g says.
+    The ops inside f do not affect the gradient of the value. Saved tensors, and tensors that g
+    closes over, keep their own history. g may use any op, also custom ones, and the code of g
+    defines the derivatives of every order.
 
     Raises:
         ArgumentError: f does not return a value and a gradient function; `save` is misused.
@@ -85,15 +85,15 @@ def custom_grad(f: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def custom_op(custom: CustomFunction) -> Callable[..., Any]:
-    """The function that users call.
+    """Return the function that users call.
 
-    cloudpickle sends it by value, with the globals that it names. Those that hold the state of
-    this process are therefore reached by their modules, which go by name.
+    cloudpickle pickles it by value, with the globals that it names. So the function accesses
+    globals with the state of this process through their modules, which are pickled by name.
     """
 
     def op(*args: Any, **options: Any) -> Any:
-        # All that `_general` comes to under one tape, with nothing else in force. It is one frame,
-        # as on the fast path of the ops.
+        # The case of `_general` with one tape and nothing else active, in one frame, like the fast
+        # path of the ops.
         state = core_state.current()
         if state is None or (tape := state.tape) is None or options:
             return _general(op, custom, state, args, options)
@@ -119,7 +119,7 @@ def custom_op(custom: CustomFunction) -> Callable[..., Any]:
         inner.recorder = guard
         try:
             core_state.STATE.set(inner)
-            if len(args) == custom.plainly:  # as `run` has it, without a call
+            if len(args) == custom.plainly:  # like `run`, without the call
                 answer = custom.f(*args, rule.save)
             else:
                 answer = custom.run(args, options, rule.save)
@@ -128,13 +128,13 @@ def custom_op(custom: CustomFunction) -> Callable[..., Any]:
             if not made:
                 guard.check(custom_calls.CUSTOM, containers.flatten(y)[0])
         finally:
-            core_state.STATE.set(state)  # (first of all: a signal may raise after a call)
+            core_state.STATE.set(state)  # (first, because a signal may raise after a call)
             rule.running = False
             inner.recorder = None
             guard.inputs = guard.tapes = ()
             guards.SPARE.append(inner)
         if made:
-            y._id = core_state.next_id()  # as the output (see `adopted`)
+            y._id = core_state.next_id()  # the new id makes it the output (see `adopted`)
             tape.write_call(custom_calls.CUSTOM, rule, args, y)
             return y
         return CustomCall(custom, args).after(rule, mark, y, state)
@@ -146,13 +146,13 @@ def _general(
     op: Callable[..., Any], custom: CustomFunction, state: State | None,
     args: tuple[Any, ...], options: dict[str, Any],
 ) -> Any:  # fmt: skip
-    """A call of a custom op in any state."""
+    """Call a custom op in any state."""
     inputs, form = args, None
     for arg in args:
         if type(arg) is not Tensor:
             inputs, args, form = _inputs(args)
             break
-    if state is not None and state.region is not None:  # f is to see what stands in there
+    if state is not None and state.region is not None:  # f has to get the inner values
         inputs, args = _inside(state.region, inputs, args)
     if options:
         _check_options(options, custom.name)
@@ -166,10 +166,10 @@ def _general(
 
 
 def _inputs(args: tuple[Any, ...]) -> tuple[tuple[Tensor, ...], tuple[Any, ...], list[Any]]:
-    """The tensors among the arguments, the arguments with these in their places, and their form.
+    """Return the tensors among the arguments, the arguments with these in place, and their form.
 
-    The form tells of each argument where it holds tensors: a Hole, or a structure of optree's and
-    the Holes among its leaves; else what `containers.marked` returns.
+    The form has, for each argument, the positions of tensors: a Hole, or an optree structure with
+    Holes among its leaves. For other arguments it has the result of `containers.marked`.
     """
     inputs: list[Tensor] = []
     given, form = [], []
@@ -187,7 +187,7 @@ def _inputs(args: tuple[Any, ...]) -> tuple[tuple[Tensor, ...], tuple[Any, ...],
 
 
 def _opened(arg: Any, inputs: list[Tensor]) -> tuple[Any, Any]:
-    """An argument with its arrays and Variables as Tensors, each noted as an input; its form."""
+    """Return an argument with Tensors for arrays and Variables, which become inputs; its form."""
     leaves, rebuild, spec = containers.opened(arg)
     slots = list(map(containers.marked, leaves))
     found = len(inputs)
@@ -197,13 +197,13 @@ def _opened(arg: Any, inputs: list[Tensor]) -> tuple[Any, Any]:
             leaves[i] = dispatch.lift(leaf)
             inputs.append(leaves[i])
     form = slots[0] if spec.is_leaf() else (spec, slots)
-    return (rebuild(leaves) if len(inputs) > found else arg), form  # (f may write into its own)
+    return (rebuild(leaves) if len(inputs) > found else arg), form  # (f may write to its argument)
 
 
 def _inside(
     region: RegionLike, inputs: tuple[Tensor, ...], args: tuple[Any, ...]
 ) -> tuple[tuple[Tensor, ...], tuple[Any, ...]]:
-    """Inputs and arguments as they are in a region: outer Tensors by their stand-ins."""
+    """Return inputs and arguments with the inner values that a region has for outer Tensors."""
     entered = tuple(map(region.enter, inputs))
     given = {id(x): y for x, y in zip(inputs, entered, strict=True) if x is not y}
     if not given:

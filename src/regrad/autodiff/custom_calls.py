@@ -1,4 +1,4 @@
-"""One call of a function with a gradient of its own: its guard, what it saved, its rule."""
+"""One call of a function with a custom gradient: its guard, its saved values, its rule."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ NOTHING: tuple[frozenset[int], bool] = frozenset(), False
 
 
 class CustomRule(SavedValues, Rule):
-    """The record of one call of a custom function: what it saved, and its gradient function.
+    """The record of one call of a custom function: its saved values, and its gradient function.
 
-    Where nothing else is in force, a call makes no more than this.
+    If nothing else is active, a call makes only this object.
     """
 
     __slots__ = ("count", "custom", "grad_func", "running", "saved", "short")
@@ -39,15 +39,15 @@ class CustomRule(SavedValues, Rule):
     op = CUSTOM
 
     grad_func: Callable[..., Any]
-    scopes: Any = None  # the overrides in force at the call
-    form: Sequence[Any] | None = None  # of the arguments; None: each is a Tensor
+    scopes: Any = None  # the overrides that were active at the call
+    form: Sequence[Any] | None = None  # the form of the arguments; None: each is a Tensor
     nests = False  # whether one of the arguments is a container of Tensors
     rebuild: containers.Rebuild = staticmethod(containers.only)  # the structure of the value
 
     def __init__(self, custom: CustomFunction, count: int) -> None:
-        # (not by SavedValues: a second call, at every call of a custom function)
+        # (not by SavedValues, which would be a second call for each call of a custom function)
         self.custom: CustomFunction = custom
-        self.count: int = count  # of inputs
+        self.count: int = count  # the number of inputs
         self.short: Any = only_input if count == 1 else None
         self.saved: Any = ()
         self.running: bool = True
@@ -56,10 +56,10 @@ class CustomRule(SavedValues, Rule):
         return _copied(value)
 
     def keeps(self, wanted: frozenset[int]) -> tuple[frozenset[int], bool]:
-        return NOTHING  # what is kept is what f saved
+        return NOTHING  # f itself has saved its values
 
     def linear_in(self, wanted: frozenset[int]) -> bool:
-        return False  # nobody can know
+        return False  # (unknown)
 
     @property
     def asks_needs(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -67,10 +67,10 @@ class CustomRule(SavedValues, Rule):
         return not self.custom.is_simple(self.grad_func) and asks_needs(self.grad_func)
 
     def answer(self, dy: Cotangent, needs: Callable[[], Any], holding: bool = True) -> Any:
-        """Return the result of grad_func, run by ops that no override concerns.
+        """Return the result of grad_func. Overrides do not apply to its ops.
 
-        A function that it differentiates in its turn (the model again, say) runs under the
-        overrides that were in force at the call.
+        If grad_func itself differentiates a function (for example the model again), that function
+        runs under the overrides that were active at the call.
         """
         if self.scopes is not None and holding:
             return run_held(self.scopes, self.answer, dy, needs, False)
@@ -80,7 +80,7 @@ class CustomRule(SavedValues, Rule):
         return enumerate(self.pulled(dy, record.inputs))
 
     def pulled(self, dy: Cotangent, wanted: Sequence[Any]) -> Sequence[Any]:
-        """Return the gradients by the inputs; `wanted` is true for each that is wanted."""
+        """Return the gradients of the inputs. `wanted` is true for each needed gradient."""
         dy = dy if isinstance(dy, Tensor) else self.rebuild(dy)
         return self.per_input(self.answer(dy, lambda: self.arguments().needs(wanted)))
 
@@ -95,7 +95,7 @@ class CustomRule(SavedValues, Rule):
         return self.arguments().leaves(answer)
 
     def arguments(self) -> containers.Arguments:
-        """The structure that the answer must have."""
+        """Return the structure that the answer must have."""
         form = map(containers.Hole, range(self.count)) if self.form is None else self.form
         return self.custom.arguments(self.count, lambda: map(_unfolded, form))
 
@@ -111,9 +111,9 @@ class CustomCall(CustomRule):
     saved: Any
     scopes: Any
     again: tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]  # the call, if inspected
-    mark: int = 0  # what is newer, f made
-    written: Any = None  # grad_func as its author wrote it, where another function runs it
-    # the tapes that see what f does, with their numbers of records before it
+    mark: int = 0  # f made the tensors with a newer id
+    written: Any = None  # grad_func as its author wrote it, if another function calls it
+    # the tapes that record the ops of f, with their numbers of records before the call
     seen: Mapping[Tape, int] = UNSEEN
 
     def __init__(self, custom: CustomFunction, inputs: tuple[Tensor, ...]) -> None:
@@ -121,13 +121,13 @@ class CustomCall(CustomRule):
         self.inputs: tuple[Tensor, ...] = inputs  # until the call is recorded
 
     def on(self, inputs: tuple[Tensor, ...]) -> CustomCall:
-        """The same call on other inputs."""
+        """Return the same call on other inputs."""
         other = copy(self)
         other.inputs, other.seen = inputs, UNSEEN
         return other
 
     def perform(self, run: Callable[[], Any], state: State | None) -> Any:
-        """Run f (by `run`) in a state, and record what it returns as the output of one op."""
+        """Run f (by `run`) in a state, and record its result as the output of one op."""
         capture = None
         if state is not None:
             self.scopes = None if state.overrides is None else state.scopes
@@ -142,18 +142,18 @@ class CustomCall(CustomRule):
         return self.recorded(self.guarding(run, state), state)
 
     def after(self, rule: CustomRule, mark: int, value: Any, state: State) -> Any:
-        """Record what f has returned in a call that made no more than a rule."""
+        """Record f's result after a call that made only a rule."""
         self.grad_func, self.saved, self.mark = rule.grad_func, rule.saved, mark
         return self.recorded(value, state)
 
     def guarding(self, run: Callable[[], Any], state: State) -> Any:
-        """Return the result of f, by `run`, while a guard watches over it."""
+        """Return the result of f, by `run`, while a guard checks it."""
         xs, outer = self.inputs, state.tapes
         if state.guard is not None:
             state.guard.check(CUSTOM, xs)
-        # The tapes outside the innermost one that watches an input see what f does, because a
-        # saved intermediate has a derivative of its own at the next order. For those further in
-        # grad_func speaks.
+        # The tapes outside of the innermost tape that watches an input record the ops of f, because
+        # a saved intermediate has its own derivative at the next order. For the tapes further in,
+        # grad_func defines the gradient.
         for i in range(len(outer) - 1, -1, -1):
             if not outer[i].watched.isdisjoint(map(id_of, xs)):
                 outer = outer[:i]
@@ -175,7 +175,7 @@ class CustomCall(CustomRule):
         return value
 
     def recorded(self, value: Any, state: State) -> Any:
-        """The value as the output of one record on the tapes that watch an input."""
+        """Return the value as the output of one record on the tapes that watch an input."""
         if type(value) is Tensor:
             y = outputs = self.adopted(value)
         elif _is_in_graph(value):
@@ -190,14 +190,14 @@ class CustomCall(CustomRule):
             )
             outputs = self.rebuild(y)
         inputs = self.inputs
-        self.inputs, self.seen = (), UNSEEN  # only what was saved is kept
+        self.inputs, self.seen = (), UNSEEN  # only saved values stay alive
         put(state, CUSTOM, self, inputs, NO_ATTRS, y)
         return outputs
 
     def placed(self, value: Any) -> Any:
-        """The value as the output of one node of the graph.
+        """Return the value as the output of one node of the graph.
 
-        As `adopted` says, a tensor that f made becomes the output.
+        As in `adopted`, a tensor that f made becomes the output.
         """
         leaves, self.rebuild = containers.flatten(value)
         inner = [dispatch.alias_of(leaf) for leaf in leaves]
@@ -206,17 +206,17 @@ class CustomCall(CustomRule):
             self.written or self.grad_func, asks_needs=self.asks_needs,
         )  # fmt: skip
         pairs = {id(leaf): (leaf, y) for leaf, y in zip(leaves[::-1], outputs[::-1], strict=True)}
-        for leaf, y in pairs.values():  # one that is returned twice becomes the first output
+        for leaf, y in pairs.values():  # a tensor that is returned twice becomes the first output
             if leaf._id > self.mark:
                 self.set_apart(leaf)
                 leaf._data, leaf._id = y._data, y._id
         return self.rebuild(list(outputs))
 
     def adopted(self, y: Tensor) -> Tensor:
-        """The tensor that f returned, as the output of the custom op.
+        """Return the tensor that f returned, as the output of the custom op.
 
         A tensor that f made gets a new id and so *becomes* the output: where grad_func uses
-        it, higher orders differentiate it by the custom rule. An older one gets an alias.
+        it, higher orders differentiate it by the custom rule. An older tensor gets an alias.
         """
         if y._id > self.mark:
             self.set_apart(y)
@@ -225,9 +225,9 @@ class CustomCall(CustomRule):
         return dispatch.alias_of(y)
 
     def set_apart(self, y: Tensor) -> None:
-        """Leave the ops of f, which have kept y for their rules, a Tensor that does not change.
+        """Replace y in the records of f's ops, which keep it for their rules, by a stable Tensor.
 
-        To them it stays what f's own op made, at all orders.
+        For these records it stays the result of f's own op, at all orders.
         """
         if not self.seen:
             return
@@ -238,12 +238,12 @@ class CustomCall(CustomRule):
 
 
 def _unfolded(entry: Any) -> Any:
-    """The form of an argument as `containers.Arguments` takes it."""
+    """Return the form of an argument for `containers.Arguments`."""
     return containers.nested(entry[0], iter(entry[1])) if type(entry) is tuple else entry
 
 
 def _copied(value: object) -> Any:
-    """A value to be saved; arrays are copied, because their owner may change them."""
+    """Return a value to save. Arrays are copied, because their owner may change them."""
     return dispatch.lift(value) if type(value) is not Tensor and is_array(value) else value
 
 

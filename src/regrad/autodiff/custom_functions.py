@@ -1,6 +1,6 @@
-"""The function behind a custom gradient: how it takes `save`, and how its answer is read.
+"""The function behind a custom gradient: how it takes `save`, and how to read its answer.
 
-It serves `custom_grad` of regrad, of `regrad.torch` and of `regrad.jax`.
+`custom_grad` of regrad, of `regrad.torch` and of `regrad.jax` use this module.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from regrad.core.tensor import Tensor, TensorView
 from regrad.errors import ArgumentError, kind
 
 POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-SEQUENCES = (list, tuple)  # (quicker than the union, at a call that is made each time)
+SEQUENCES = (list, tuple)  # (faster than a union, in a check at each call)
 
 
 class CustomFunction:
-    """A function with a gradient of its own: the parts that all its calls have in common."""
+    """A function with a custom gradient: the data that all its calls share."""
 
     closes_over: tuple[str, ...] = ("f",)
     __slots__ = ("_ways", "code", "f", "name", "named", "parameters", "plainly", "takes", "writes")
@@ -31,31 +31,31 @@ class CustomFunction:
     def __init__(self, f: Callable[..., Any]) -> None:
         self.f: Callable[..., Any] = f
         self.name: Any | str = getattr(f, "__name__", type(f).__name__)
-        self.code: Any = None  # of the last gradient function, which is made anew at each call
-        self.named: set[str] | None = None  # what its code names, and whether it writes into
-        self.writes: bool | None = None  # what it is given (see `regrad.core.foreign`)
-        self.takes = True  # whether one with that code takes what was saved
+        self.code: Any = None  # the code of the last gradient function, a new object at each call
+        self.named: set[str] | None = None  # the names in its code
+        self.writes: bool | None = None  # whether it writes to arguments (`regrad.core.foreign`)
+        self.takes = True  # whether a gradient function with this code takes the saved values
         self.parameters: list[inspect.Parameter] = declared(f) or []
         self._ways: dict[int, str] = {}  # how f takes `save`, by the number of its arguments
-        self.plainly: int | None = None  # with so many arguments f takes `save` after them
+        self.plainly: int | None = None  # the number of arguments after which f takes `save`
 
     def __reduce__(self) -> tuple[Any, ...]:
         return CustomFunction, (self.f,)
 
     def signature(self) -> inspect.Signature | None:
-        """Return the signature for callers, all but `save`; None if f does not name that."""
+        """Return the signature for callers, without `save`; None if f does not name `save`."""
         rest = [p for p in self.parameters if p.name != "save"]
         return inspect.Signature(rest) if len(rest) < len(self.parameters) else None
 
     @property
     def functions(self) -> list[Callable[..., Any]]:
-        """The functions that its gradient is made of."""
+        """The functions that make up its gradient."""
         return [self.f]
 
     def run(
         self, args: tuple[Any, ...], options: Mapping[str, Any], save: Callable[..., None]
     ) -> Any:
-        """Return the result of f; it is given `save` where it takes it."""
+        """Return the result of f, which gets `save` if it takes it."""
         way = self._ways.get(count := len(args))
         if way is None:
             way = self._ways[count] = self._way(count)
@@ -73,11 +73,11 @@ class CustomFunction:
         return "last" if needed == count + 1 else "not"
 
     def arguments(self, count: int, make: Callable[[], Any]) -> containers.Arguments:
-        """The structure of the gradients by the arguments of a call, which hold `count` tensors."""
+        """Return the structure of the gradients for a call whose arguments hold `count` tensors."""
         return containers.Arguments(self.f, self.name, count, make, rest=self._rest)
 
     def _rest(self, count: int) -> list[Any]:
-        """The parameters that a call of `count` arguments has left to keywords and defaults."""
+        """Return the parameters that `count` arguments leave to keywords and defaults."""
         given = [p for p in self.parameters if p.kind in POSITIONAL and p.name != "save"]
         rest = given[count + (self._ways.get(count) == "last") :]
         return [containers.marked(0 if p.default is p.empty else p.default) for p in rest]
@@ -87,7 +87,7 @@ class CustomFunction:
     ) -> Any:
         """Return the answer of the gradient function.
 
-        It may take what was saved after dy, and by its name what `needs` returns.
+        It may take the saved values after dy, and the result of `needs` by its name.
         """
         try:
             if self.is_simple(grad_func):
@@ -100,18 +100,18 @@ class CustomFunction:
             raise
 
     def explain(self, error: Exception, grad_func: Callable[..., Any], saved: Any) -> None:
-        """Raise ArgumentError if a gradient function may have looked for what was not saved."""
+        """Raise ArgumentError if a gradient function may have read a value that was not saved."""
         trace = error.__traceback__
         deeper = trace is None or trace.tb_next is None or trace.tb_next.tb_next is not None
         if not deeper and (self.takes if self.is_simple(grad_func) else _takes_saved(grad_func)):
             raise ArgumentError(
-                f"custom_grad: {self.name} failed with {error!r}. What f saved is "
+                f"custom_grad: {self.name} failed with {error!r}. f saved "
                 f"{_described(saved)}: call save([a, b]) in f for saved[0] and saved[1], or "
                 "save(a=a) for saved.a."
             ) from error
 
     def is_simple(self, grad_func: Callable[..., Any]) -> bool:
-        """Return whether a gradient function takes dy alone, or (`takes`) what was saved too."""
+        """Return whether a gradient function takes only dy, or (`takes`) also the saved values."""
         if type(grad_func) is not FunctionType:
             return False
         code = grad_func.__code__
@@ -129,15 +129,15 @@ class CustomFunction:
 
 
 class OpaqueFunction(CustomFunction):
-    """One whose ops nobody can see: no other gradient, and no other mode, can be made of them."""
+    """A function with invisible ops: it allows no other gradient, and no other mode."""
 
     __slots__ = ()
 
 
 def only_input(rule: Any, dy: Any, x: object = None, y: object = None) -> Any:
-    """The gradient by the only input of a call (as `Rule.short`).
+    """Return the gradient of the only input of a call (as `Rule.short`).
 
-    This is `CustomFunction.pull` and the usual answers in one frame; the rule reads the others.
+    This is `CustomFunction.pull` for the usual answers in one frame; the rule handles the others.
     """
     custom, grad_func = rule.custom, rule.grad_func
     known = type(grad_func) is FunctionType and grad_func.__code__ is custom.code
@@ -157,11 +157,11 @@ def only_input(rule: Any, dy: Any, x: object = None, y: object = None) -> Any:
 
 
 class SavedValues:
-    """One call of a custom function: what its `save` keeps for its gradient function."""
+    """One call of a custom function, with the values that `save` keeps for grad_func."""
 
     __slots__ = ()
 
-    array: tuple[Any, str, str]  # of the library: the class, and what messages call it
+    array: tuple[Any, str, str]  # the library's class of arrays, and two texts for messages
     arguments: Any
     custom: CustomFunction
     running: bool
@@ -174,12 +174,12 @@ class SavedValues:
 
     @property
     def f(self) -> Callable[..., Any]:
-        """The function that was called."""
+        """The called function."""
         return self.custom.f
 
     @property
     def name(self) -> str:
-        """Its name."""
+        """The name of the called function."""
         return self.custom.name
 
     def describe(self) -> str:
@@ -200,11 +200,11 @@ class SavedValues:
             raise wrong(got, f"{expected}: sum over what was broadcast.")
 
     def keep(self, value: Any) -> Any:
-        """A value as it is kept."""
+        """Return a value in the form in which it is kept."""
         return value
 
     def save(self, *tensors: Any, **named: Any) -> None:
-        """Keep tensors for grad_func; of several calls the last counts, as in TensorFlow.js."""
+        """Keep tensors for grad_func. If called several times, the last call counts."""
         if not self.running:
             raise ArgumentError(
                 f"custom_grad: save was called after {self.name} had returned; call it inside f"
@@ -226,7 +226,7 @@ class SavedValues:
 
 
 def unpack(answer: Any, name: str, array: type = Tensor) -> tuple[Any, Callable[..., Any]]:
-    """`(value, grad_func)` from what f returned; the value holds arrays of this type."""
+    """Return `(value, grad_func)` from f's result. The value holds arrays of this type."""
     if type(answer) is dict and len(answer) == 2 and "value" in answer and "grad_func" in answer:
         value, grad_func = answer["value"], answer["grad_func"]
     elif isinstance(answer, dict):
@@ -266,9 +266,9 @@ def asks_needs(grad_func: Callable[..., Any]) -> bool:
 
 
 def _takes_saved(grad_func: Callable[..., Any]) -> bool:
-    """Return whether a gradient function must be given a second argument.
+    """Return whether a gradient function must get a second argument.
 
-    A parameter with a default keeps it (`lambda dy, k=k: …`), unless it is called `saved`.
+    A parameter with a default keeps it (`lambda dy, k=k: …`), unless its name is `saved`.
     """
     parameters = declared(grad_func)
     if parameters is None:
@@ -281,9 +281,9 @@ def _takes_saved(grad_func: Callable[..., Any]) -> bool:
     if misfit(grad_func, ("dy", "saved")[: 1 + takes], given) is not None:
         raise ArgumentError(
             f"custom_grad: the gradient function ({place(grad_func)}) takes "
-            f"{parameters_of(grad_func)}, expected (dy, saved) or (dy), with needs last if it asks "
-            "for that. What f saved comes as one argument, saved[0], saved[1], …; several outputs "
-            "have one dy, a tuple."
+            f"{parameters_of(grad_func)}, expected (dy, saved) or (dy), optionally followed by "
+            "needs. The saved values come as one argument, saved[0], saved[1], …; for several "
+            "outputs, dy is a tuple."
         )
     return takes
 

@@ -1,4 +1,4 @@
-"""Custom functions in a graph: one node with a gradient of its own."""
+"""Custom functions in a graph: one node with a custom gradient."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from regrad.core.tensor import Tensor
 from regrad.errors import GradientError, GraphError
 from regrad.graph.graph import PLACEHOLDER, Node, Symbol, home, is_symbolic, put_down
 
-# The values go in with the inputs, so that the op runs after what computes them; the gradient
-# goes by the inputs alone.
+# The values are inputs as well, so that the op runs after their computation. The gradient goes
+# only to the other inputs.
 IN_GRAPH = Op(
     "IdentityN",
     "identity_n",
@@ -32,7 +32,7 @@ class PathRule(Rule):
         raise NotImplementedError
 
     def reached(self, node: Node, used: Container[int], watched: set[int]) -> Iterable[int]:
-        """Return the ids of the used outputs that depend on an input among those watched."""
+        """Return the ids of the used outputs that depend on a watched input."""
         raise NotImplementedError
 
 
@@ -40,13 +40,13 @@ def reaching(
     ys: Iterable[Symbol], ends: Callable[[Symbol], bool] = lambda symbol: False,
     seen_as: Callable[[Node], Node] = lambda node: node,
 ) -> tuple[list[Node], dict[int, Symbol]]:  # fmt: skip
-    """Return the nodes from which a gradient path leads to ys, in order, and the symbols on it.
+    """Return the nodes on a gradient path to ys, in order, and the symbols on these paths.
 
-    A path ends at a node that no gradient passes, and at a symbol for which `ends` is true.
+    A path ends at a node that no gradient passes through, and at a symbol for which `ends` is true.
     """
     used: dict[int, Symbol] = {}
     nodes: dict[int, Node] = {}
-    heap: list[int] = []  # of the numbers of nodes: all readers of a node come before it
+    heap: list[int] = []  # negated numbers of nodes: all readers of a node come before it
 
     def use(symbols: Iterable[Symbol]) -> None:
         for symbol in symbols:
@@ -83,11 +83,11 @@ class InGraph(PathRule):
         self.function: Any = function
         self.asks_needs = asks_needs
         self.answer = answer
-        self.closed = closed  # what f used without taking it as an input
+        self.closed = closed  # the symbols that f used, but did not take as inputs
         self.names = input_name
 
     def linear_in(self, wanted: frozenset[int]) -> bool:
-        return False  # nobody can know
+        return False  # (unknown)
 
     def input_name(self, leaf: int) -> str:
         return self.names(leaf)
@@ -98,14 +98,14 @@ class InGraph(PathRule):
         return [node.xs[i]._data for i in places] + self.closed
 
     def reached(self, node: Node, used: Container[int], watched: set[int]) -> Iterable[int]:
-        """Refuse to differentiate by what f closes over (its gradient would be lost)."""
+        """Raise if f closes over a watched symbol, because its gradient would be lost."""
         for symbol in self.closed:
             if symbol.id in watched:
                 raise GradientError(
                     f"custom gradient: {self.name} (the op {node.name!r}) closes over "
                     f"{symbol.name!r}, which is being differentiated; its gradient would be lost. "
-                    "Pass it as an input of its own, for which the gradient function returns a "
-                    "gradient too, or use stop_gradient on it."
+                    "Pass it as a separate input, for which the gradient function also returns a "
+                    "gradient, or use stop_gradient on it."
                 )
         return [] if watched.isdisjoint(node.inputs) else [s.id for s in node.symbols]
 
@@ -122,7 +122,7 @@ class InGraph(PathRule):
 
     def _reads_graph(self) -> GraphError:
         return GraphError(
-            f"custom gradient: the gradient function of {self.name} uses tensors of the graph, and "
+            f"custom gradient: the gradient function of {self.name} uses tensors of the graph, but "
             "a second derivative of tf.while_loop calls it on values, in the run. Use only dy in "
             "the gradient function, or write the loop in Python."
         )
@@ -140,12 +140,12 @@ def custom_node(
     taped: bool = False,
     asks_needs: bool = False,
 ) -> tuple[Tensor, ...]:
-    """Values computed from inputs, as outputs of one node with a gradient of its own.
+    """Return computed values as outputs of one node with a custom gradient.
 
-    What has an id above `mark` was made by the function itself. `input_name` returns the name of
-    an input for messages, which name the gradient function, too. `answer` takes what arrives, and
-    (with `asks_needs`) something true for each input whose gradient is wanted. With `taped` the
-    node goes on the open tapes too.
+    The function itself made the values with an id above `mark`. `input_name` returns the name of
+    an input for messages, which also name the gradient function. `answer` takes the incoming
+    gradients, and (with `asks_needs`) a true value for each input whose gradient is needed. With
+    `taped` the node goes on the open tapes, too.
     """
     graph = home([*ys, *xs])
     leaves = tuple([graph.entering(x) for x in (*ys, *xs)])
@@ -162,7 +162,7 @@ def custom_node(
 
 
 def _closed_over(ys: Sequence[Tensor], xs: Sequence[Tensor], mark: int) -> list[Symbol]:
-    """The symbols that the function used, but neither made nor was given."""
+    """Return the symbols that the function used, but that it neither made nor took as inputs."""
     given = {x._data.id for x in xs}
 
     def is_outside(symbol: Symbol) -> bool:

@@ -1,4 +1,4 @@
-"""`grad` and its kin: gradients of functions (TensorFlow.js's API)."""
+"""`grad` and related functions: gradients of functions (TensorFlow.js's API)."""
 
 from __future__ import annotations
 
@@ -95,20 +95,20 @@ def grad(
     Args:
         f: A function that returns a Tensor of any shape.
         argnums: The position of the argument to differentiate by, or a sequence of positions,
-            which returns a tuple of gradients. All positional arguments of g are then those of f.
+            which returns a tuple of gradients. g then passes all positional arguments to f.
         has_aux: f returns `(y, aux)`, and g returns `(gradient, aux)`.
-        unconnected: What to do when no path leads from x to f(x): `"raise"`, or give
-            `"zero"` or `"none"` for it.
+        unconnected: What to do if no path leads from x to f(x): `"raise"`, or return zeros
+            (`"zero"`) or None (`"none"`).
 
     `x` may be a Tensor, an array, a number, a list of numbers, or any nesting of containers
-    of these; the gradient has the same structure, and each leaf the shape and dtype of its
-    input. `dy` weighs the elements of a result that is not a scalar (default: ones). Other
-    keywords are passed on to f; they, and the arguments that argnums leaves out, are constants.
+    of these. The gradient has the same structure, and each leaf the shape and dtype of its
+    input. `dy` weights the elements of a result that is not a scalar (default: ones). f gets all
+    other keywords. They, and the arguments that argnums leaves out, are constants.
 
-    Without argnums the second positional argument is `dy`, as in TensorFlow.js. Where f itself
-    could take a second one, it is ambiguous and raises: write `dy=` or `argnums=`.
+    Without argnums the second positional argument is `dy`, as in TensorFlow.js. If f itself
+    could take a second argument, the call is ambiguous and raises: write `dy=` or `argnums=`.
 
-    `g` may be differentiated again, to any order. `x` is differentiated as a fresh alias of
+    `g` can be differentiated again, to any order. `x` is differentiated as a fresh alias of
     itself, so tensors of outer derivatives are constants inside.
 
     Raises:
@@ -142,7 +142,7 @@ def grad(
 
 
 def _by(choice: ArgumentSelection, unconnected: Unconnected) -> Callable[..., Any]:
-    """The gradient function for what a choice says, alone or with the value."""
+    """Return the gradient function for a selection, of the gradient or of value and gradient."""
 
     def g(args: tuple[Any, ...], dy: Any, options: dict[str, Any]) -> Any:
         call = choice.call(args, options)
@@ -160,8 +160,8 @@ def _by(choice: ArgumentSelection, unconnected: Unconnected) -> Callable[..., An
 def grads(f: Callable[..., Any], *, unconnected: Unconnected = "raise") -> Callable[..., list[Any]]:
     """Return the function `g([x, …], dy=None) -> [dx, …]` of gradients by all arguments of `f`.
 
-    Arguments, errors and `unconnected` are those of `grad`; the same tensor passed twice has
-    the partial derivative for each place.
+    Arguments, errors and `unconnected` are as in `grad`. If the same tensor is passed twice, each
+    position has its own partial derivative.
 
     Args:
         f: A function of Tensors that returns a Tensor.
@@ -219,7 +219,7 @@ def value_and_grad(
     _check(f, "value_and_grad", unconnected)
     if argnums is not None or has_aux:
         return _by(ArgumentSelection(f, "value_and_grad", argnums, has_aux), unconnected)
-    new = tuple.__new__  # (the class's own is a function of Python)
+    new = tuple.__new__  # (the class's own `__new__` is a Python function)
 
     def g(x: Any, /, *more: Any, dy: TensorLike | None = None, **options: Any) -> ValueAndGrad:
         if more:
@@ -264,7 +264,7 @@ def value_and_grads(
 def _like(
     f: Callable[..., Any], g: Callable[..., Any], api: str, signature: Signature | None = None
 ) -> Callable[..., Any]:
-    """The gradient function g, named after its function."""
+    """Return the gradient function g, with a name that contains the name of its function."""
     call: Any = answering(g, api)
     call.__wrapped__ = g
     if signature is not None:
@@ -274,7 +274,7 @@ def _like(
     return call
 
 
-# what gradient functions of x and dy show: dy as a keyword, see `choosing.takes_second`
+# The signature of gradient functions of x and dy: dy is a keyword, see `choosing.takes_second`.
 OF_X_AND_DY = Signature(
     [
         Parameter("x", Parameter.POSITIONAL_ONLY),
@@ -285,7 +285,7 @@ OF_X_AND_DY = Signature(
 
 
 def _chosen(choice: ArgumentSelection, g: Callable[..., Any]) -> Callable[..., Any]:
-    """The function that users call of `g(args, dy, options)`, for what a choice says."""
+    """Return the function that users call, from `g(args, dy, options)` and a selection."""
     f, api = choice.f, choice.api
 
     def by(*args: Any, dy: TensorLike | None = None, **options: Any) -> Any:
@@ -302,7 +302,7 @@ def _chosen(choice: ArgumentSelection, g: Callable[..., Any]) -> Callable[..., A
 
 
 def callable_or_raise(f: object, api: str) -> None:
-    """The f passed to a gradient function must be callable; say so when it is passed."""
+    """Raise ArgumentError at once if the f passed to a gradient function is not callable."""
     if api == "custom_grad" and isinstance(f, staticmethod | classmethod):
         raise ArgumentError(
             f"custom_grad(f): f is a {kind(f)} object; put @{kind(f)} above @custom_grad, which "
@@ -339,7 +339,7 @@ def _gradients(
     unconnected: Unconnected,
     places: Sequence[int] | None = None,
 ) -> tuple[Tensor, Any]:
-    """The value of f, and its gradients by these arguments (which stand at these places)."""
+    """Return the value of f, and its gradients by these arguments (`places`: their positions)."""
     inputs, aliases, close = watched_inputs(args, api)
     tape = Tape(map(id_of, aliases))
     try:
@@ -366,10 +366,10 @@ def _gradients(
 def watched_inputs(
     args: Sequence[Any], api: str
 ) -> tuple[Sequence[Any], list[Tensor], Callable[[Sequence[Any]], list[Any]] | None]:
-    """The arguments for f, the fresh aliases in them, and what closes gradients by leaf again."""
+    """Return f's arguments, the fresh aliases in them, and the function that rebuilds gradients."""
     leaves, rebuild = args, None
     if (len(args) != 1 or type(args[0]) is not Tensor) and {*map(type, args)} != {Tensor}:
-        leaves, rebuild = containers.flatten(tuple(args))  # a list of numbers would be one tensor
+        leaves, rebuild = containers.flatten(tuple(args))  # (a list of numbers would be one tensor)
     aliases = []
     for leaf in leaves:
         aliases.append(watchable(leaf, api))
@@ -379,7 +379,7 @@ def watched_inputs(
 
 
 def watchable(leaf: TensorLike, api: str) -> Tensor:
-    """A fresh alias of an input that can be differentiated."""
+    """Return a fresh alias of an input that can be differentiated."""
     if type(leaf) is not Tensor:
         try:
             leaf = dispatch.differentiable(leaf)
@@ -398,7 +398,7 @@ def _no_tensor(leaf: object, api: str) -> ArgumentError:
         return ArgumentError(f"{name}: the input is {kind(leaf)}, {containers.CLOSED}")
     return ArgumentError(
         f"{name}(f) differentiates by Tensors, arrays and numbers, and containers of them; got "
-        f"{kind(leaf)}: {leaf!r:.60}. Pass what is not a tensor by a closure: "
+        f"{kind(leaf)}: {leaf!r:.60}. Bind arguments that are not tensors in a closure: "
         f"{name}(lambda x: f(x, option))."
     )
 
@@ -419,14 +419,14 @@ def result(y: Any, api: str) -> Tensor:
         )
     if y._data.dtype is not FLOAT and not is_inexact(y.dtype):
         raise GradientError(
-            f"cannot compute a gradient: f returned {y.dtype} {y.shape}, and only floats (and "
-            "complex numbers) have one. A comparison or a cast to integers ended the path."
+            f"cannot compute a gradient: f returned {y.dtype} {y.shape}, but only floats (and "
+            "complex numbers) have a gradient. A comparison or a cast to integers ended the path."
         )
     return y
 
 
 def checked_dy(dy: TensorLike | None, y: Tensor, api: str) -> Tensor | None:
-    """`dy` as a Tensor of y's shape and a dtype that fits."""
+    """Return `dy` as a Tensor of y's shape and a matching dtype."""
     if dy is None:
         return None
     plain = dispatch.is_plain(dy)
@@ -439,7 +439,7 @@ def checked_dy(dy: TensorLike | None, y: Tensor, api: str) -> Tensor | None:
     if dy.shape != y.shape:
         raise ShapeError(
             f"{api}(f)(x, dy): dy must have the shape of f(x), {y.shape}, got {dy.shape}. "
-            "Use broadcast_to(dy, y.shape) if one value is meant for all."
+            "Use broadcast_to(dy, y.shape) to use one value for all."
         )
     return dy
 
@@ -453,7 +453,7 @@ def without(
     i: int,
     places: Sequence[int] | None,
 ) -> Tensor | None:
-    """Return the answer for an input without a gradient: by its rule, or for lack of a path."""
+    """Return zeros for an input without a gradient; without a path, apply `unconnected`."""
     if dx is UNUSED:
         if unconnected == "none":
             return None
@@ -465,7 +465,7 @@ def without(
 def no_path(
     api: str, args: Sequence[Any], i: int, places: Sequence[int] | None = None
 ) -> GradientError:
-    """The error for an input (the i-th leaf) from which no path leads to y."""
+    """Return the error for an input (the i-th leaf) from which no path leads to y."""
     name = containers.paths(tuple(args), "args")[i]
     if places is not None:
         name = re.sub(r"\d+", lambda found: str(places[int(found[0])]), name, count=1)
@@ -475,7 +475,7 @@ def no_path(
         f"cannot compute the gradient of y = f(x) by {name}: no path leads from it to y. "
         "Make sure that f uses its argument, with regrad's ops, all the way from x to y; "
         "float(x), x.item(), x.numpy(), comparisons, casts to integers and stop_gradient end a "
-        "path. If it is meant, "
+        "path. If this is intended, "
         f"{api}(f, unconnected='zero') returns zeros."
     )
 
@@ -491,18 +491,19 @@ def variable_grads(
 
     Args:
         f: A function without arguments that returns a scalar Tensor.
-        var_list: The Variables to differentiate by; by default all trainable ones that f
-            reads.
+        var_list: The Variables to differentiate by; by default all trainable Variables
+            that f reads.
 
-    `grads` maps names to gradients, in the order in which the variables were made. A
-    trainable variable that does not lead to the value is absent; one that is not trainable
-    but asked for maps to None.
+    `grads` maps names to gradients, in the order in which the variables were made. If a trainable
+    variable does not lead to the value, it is absent. A variable in `var_list` that is not
+    trainable maps to None.
 
     Raises:
-        GradientError: no variable leads to the value; none asked for is trainable; two
-            different variables of one name.
-        ShapeError: f returns something that is not a scalar.
-        ArgumentError: f is not callable or returns no Tensor; var_list holds something else.
+        GradientError: no variable leads to the value; no variable in var_list is trainable; two
+            different variables have one name.
+        ShapeError: f returns a Tensor that is not a scalar.
+        ArgumentError: f is not callable or does not return a Tensor; var_list has an entry that is
+            not a Variable.
 
     Source: `tf.variableGrads` of TensorFlow.js.
 
@@ -520,10 +521,10 @@ def variable_grads(
 def variable_pairs(
     f: Callable[[], Any], var_list: Iterable[Variable] | None = None
 ) -> tuple[Tensor, list[tuple[Variable, Any]]]:
-    """The value of `f()`, and each variable with its gradient.
+    """Return the value of `f()`, and each variable with its gradient.
 
-    UNUSED stands for the gradient of a variable that was read and does not lead to the value,
-    None for that of one that is not trainable.
+    The gradient is UNUSED if the variable was read and does not lead to the value, and None if the
+    variable is not trainable.
     """
     callable_or_raise(f, "variable_grads")
     chosen = None if var_list is None else _variables(var_list)
@@ -553,7 +554,7 @@ def variable_pairs(
 
 
 def _read(y: Any) -> Any:
-    """Return the result of f; what stands for a Tensor is read while the tape is still on."""
+    """Return the result of f. Objects that represent a Tensor are read while the tape is on."""
     return y._read() if isinstance(y, Readable) else y
 
 
@@ -568,7 +569,7 @@ def _variables(var_list: Iterable[Variable]) -> list[Variable]:
         if not isinstance(v, Variable):
             raise ArgumentError(
                 f"variable_grads(f, var_list): var_list is a list of Variables, got {kind(v)}."
-                " Of a Module give module.trainable_variables; for Tensors there is grads."
+                " For a Module pass module.trainable_variables; for Tensors there is grads."
             )
     if not any(v.trainable for v in chosen):
         raise GradientError(
@@ -584,7 +585,7 @@ def _by_name(pairs: Sequence[tuple[Variable, Tensor | None]]) -> dict[str, Tenso
         if owners.setdefault(variable.name, variable) is not variable:
             raise GradientError(
                 f"variable_grads: two different variables are called {variable.name!r}; give "
-                "them names of their own, or leave the names out"
+                "them different names, or leave the names out"
             )
     return {variable.name: dx for variable, dx in pairs}
 

@@ -1,6 +1,6 @@
-"""The guard of a custom function: it refuses what the function uses without being given it.
+"""The guard of a custom function: it raises if the function uses values that it did not take.
 
-What f closes over has no part in the answer of grad_func, so a gradient by it would be lost.
+grad_func returns no gradient for a value that f closes over, so that gradient would be lost.
 """
 
 from __future__ import annotations
@@ -20,28 +20,27 @@ from regrad.errors import GradientError, kind
 
 UNSEEN: Mapping[Tape, int] = MappingProxyType({})
 
-# States for the calls of custom functions under one tape. A call takes one and puts it back: a
-# context that was copied while a function ran shares its state, so no two calls may hold one at a
-# time.
+# States for the calls of custom functions under one tape. A call takes one and returns it. A
+# context that was copied while a function ran shares its state, so each call needs its own state.
 SPARE: list[State] = []
 
 
 class Guard:
-    """A guard over a custom function while it runs.
+    """Checks the inputs of the ops of a custom function while the function runs.
 
-    Where one tape is open and nothing else in force, it is also the recorder of the fast path,
-    and so hears of the ops whose inputs the tape watches, and of no others. Such guards, with
-    their states, serve one call after the other (`SPARE`).
+    If one tape is open and nothing else is active, the guard is also the recorder of the fast
+    path. The fast path then reports to it only the ops whose inputs the tape watches. These guards,
+    with their states, are reused by later calls (`SPARE`).
     """
 
     __slots__ = ("custom", "inputs", "mark", "outer", "seen", "tapes", "watched")
 
     custom: CustomFunction  # the function that runs
-    mark: int  # what is newer, it made
-    watched: set[int]  # by the only tape
+    mark: int  # the function made the tensors with a newer id
+    watched: set[int]  # the ids that the only tape watches
 
     def __init__(self) -> None:
-        self.outer: Guard | None = None  # of the function inside which this one is called
+        self.outer: Guard | None = None  # the guard of the enclosing custom function
         self.end()
 
     def begin(
@@ -51,20 +50,20 @@ class Guard:
         tapes: tuple[Tape, ...],
         seen: Mapping[Tape, int],
     ) -> int:
-        """Watch over a call. Return the mark: what is newer, the function made."""
+        """Check a call from now on. Return the mark: the function makes tensors with newer ids."""
         self.custom, self.inputs, self.tapes, self.seen = custom, inputs, tapes, seen
         self.mark = mark = next_id()
         return mark
 
     def end(self) -> None:
-        """Watch over nothing until the next call."""
-        self.inputs: tuple[Tensor, ...] = ()  # what the function may use
+        """Check nothing until the next call."""
+        self.inputs: tuple[Tensor, ...] = ()  # the tensors that the function may use
         self.tapes: tuple[Tape, ...] = ()
-        # the tapes that see what it does, with their numbers of records before
+        # the tapes that record its ops, with their numbers of records before the call
         self.seen: Mapping[Tape, int] = UNSEEN
 
     def check(self, op: Op, xs: Iterable[Tensor]) -> None:
-        """Refuse inputs of an op that f closes over while a tape watches them."""
+        """Raise if f closes over an input of an op while a tape watches the input."""
         for x in xs:
             i = x._id
             if i >= self.mark or i <= 0:
@@ -91,14 +90,14 @@ class Guard:
         self.check(op, (a, b))
 
     def check_variable(self, variable: Variable) -> None:
-        """Refuse a read of a Variable that a tape watches."""
+        """Raise if f reads a Variable that a tape watches."""
         if any(tape.wants(variable) for tape in self.tapes):
             raise self._closes_over(f"the Variable {variable.name!r}")
         if self.outer is not None:
             self.outer.check_variable(variable)
 
     def loses(self, value: Tensor) -> None:
-        """A value that f made is assigned to a Variable: the tapes that do not see f lose it."""
+        """Note that a value of f is assigned to a Variable: tapes that do not record f lose it."""
         if value._id > self.mark:
             for tape in self.tapes:
                 if tape not in self.seen:
@@ -110,13 +109,13 @@ class Guard:
         f = self.custom.f
         return GradientError(
             f"custom_grad: {self.custom.name} ({place(f)}) closes over {called}, which is being "
-            "differentiated; its gradient would be lost. Pass it as an input of its own, for "
-            "which grad_func returns a gradient too, or use stop_gradient on it."
+            "differentiated; its gradient would be lost. Pass it as a separate input, for "
+            "which grad_func also returns a gradient, or use stop_gradient on it."
         )
 
 
 def name_of(f: Any, x: Tensor) -> str | None:
-    """Return the name under which f closes over a tensor; None if there is none."""
+    """Return the name under which f closes over a tensor, or None."""
     code = getattr(f, "__code__", None)
     if code is None:
         return None

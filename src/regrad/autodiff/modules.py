@@ -15,13 +15,13 @@ from regrad.errors import ArgumentError
 class Module:
     """A model, or a part of one: an object whose attributes hold Variables and other Modules.
 
-    Make a subclass that creates its Variables in `__init__` and computes in `__call__`. There is
-    nothing to register and no base `__init__` to call: `variables` looks through the attributes,
-    and through lists, tuples, dicts and Modules in them.
+    Make a subclass that creates its Variables in `__init__` and computes in `__call__`. You do
+    not register anything, or call a base `__init__`: `variables` searches the attributes, and the
+    lists, tuples, dicts and Modules in them.
 
-    A Module is reached by functions as any other object is, by a closure or as `self`. Compiled
-    functions take its Variables as inputs and outputs, and are traced again where one of its plain
-    attributes has changed.
+    Functions use a Module like any other object, by a closure or as `self`. Compiled functions take
+    its Variables as inputs and outputs, and are traced again if one of its plain attributes has
+    changed.
 
     Source: `tf.Module`; `flax.nnx.Module`.
 
@@ -54,8 +54,8 @@ class Module:
     def variables(self) -> list[Variable]:
         """The Variables of the Module, each once, in the order of its attributes.
 
-        A Variable that was created without a name gets one: its place in the first Module that is
-        asked, as in `layers/0/w`. Checkpoints and optimizers know it by that name.
+        A Variable without a name gets one: its path in the first Module whose `variables` is
+        read, as in `layers/0/w`. Checkpoints and optimizers use this name.
 
         Raises:
             ArgumentError: two Variables have the same name.
@@ -72,8 +72,8 @@ class Module:
             if v.name in named:
                 raise ArgumentError(
                     f"{type(self).__name__}.variables: the Variables at {named[v.name]} and {path} "
-                    f"are both called {v.name!r}. Create them without names, which are then their "
-                    "places here, or give them different ones."
+                    f"are both called {v.name!r}. Create them without names, so that they get "
+                    "their paths as names, or use different names."
                 )
             named[v.name] = path
         return list(found)
@@ -91,7 +91,7 @@ class Module:
         return [v for v in self.variables if v.trainable]
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Set an attribute; a Tensor does not replace a Variable, which would train no more."""
+        """Set an attribute. Raises if a Tensor would replace a Variable and end its training."""
         if isinstance(value, Tensor) and isinstance(vars(self).get(name), Variable):
             raise ArgumentError(
                 f"{type(self).__name__}.{name} = x would put a Tensor in the place of a Variable; "
@@ -112,7 +112,7 @@ hint_at(Module, MODULE)
 
 
 def _places(module: Module) -> dict[Variable, str]:
-    """Return the Variables of a Module, each with the first place at which it is found."""
+    """Return the Variables of a Module, each with its first path."""
     found: dict[Variable, str] = {}
     for path, v in _variables_in(module, "", frozenset()):
         found.setdefault(v, path)
@@ -120,7 +120,7 @@ def _places(module: Module) -> dict[Variable, str]:
 
 
 def _variables_in(value: Any, path: str, above: frozenset[int]) -> Iterator[tuple[str, Variable]]:
-    """Yield the places of Variables in a Module or container; `above` are those around it."""
+    """Yield the paths of Variables in a Module or container; `above` are its enclosing objects."""
     if isinstance(value, Variable):
         yield path, value
     elif (parts := _parts(value)) and id(value) not in above:

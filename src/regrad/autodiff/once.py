@@ -1,4 +1,4 @@
-"""`once_differentiable`: rules whose gradients refuse to be differentiated again."""
+"""`once_differentiable`: rules whose gradients cannot be differentiated again."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from regrad.errors import ArgumentError, GradientError, kind
 
 @helpful("once_differentiable")
 def once_differentiable(rule: Callable[..., Any]) -> Once:
-    """Return a rule, or a gradient function, of which a second derivative raises an error.
+    """Return a rule, or a gradient function, whose second derivative raises an error.
 
     Args:
         rule: A function that leaves the graph: it computes gradients by NumPy, by a solver or
-            with `detach`. Its first derivative is right. A second derivative would ignore all that
-            the library has not seen.
+            with `detach`. Its first derivative is correct. A second derivative would ignore all
+            computations outside of the library.
 
     Returns:
-        The rule, for `gradient_override_map` (also that of `regrad.torch`), `rg.jax.override`, and
+        The rule, for `gradient_override_map` (also in `regrad.torch`), `rg.jax.override`, and
         as the gradient function of a `custom_grad`.
 
     Raises:
@@ -47,7 +47,7 @@ def once_differentiable(rule: Callable[..., Any]) -> Once:
 
 
 class Once:
-    """A rule whose gradients cannot be differentiated; see `once_differentiable`."""
+    """A rule whose gradients cannot be differentiated. See `once_differentiable`."""
 
     closes_over: tuple[str, ...] = ("rule",)
 
@@ -75,21 +75,21 @@ class Once:
         )
 
 
-# The modules whose arrays rules are given (`Array` of JAX, else `Tensor`), and the host of each.
+# The modules of array classes (`Array` of JAX, else `Tensor`), with the module of `custom_grad`.
 _HOSTS = {"torch": "regrad.torch", "jax": "jax", "regrad.v1": "regrad.v1", "regrad": "regrad"}
 
 
 def _library(x: Any) -> str:
-    """Return the module of an array, of those above; '' for anything else."""
+    """Return the module of an array, one of those in `_HOSTS`; '' for other values."""
     loaded = [name for name in _HOSTS if name in sys.modules]
     kinds = [getattr(sys.modules[name], "Array" if name == "jax" else "Tensor") for name in loaded]
     return next((n for n, kind in zip(loaded, kinds, strict=True) if isinstance(x, kind)), "")
 
 
 def _custom(library: str, f: Callable[..., Any], refuse: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function of arrays whose derivative is what refuses it."""
+    """Return a function of arrays whose derivative is `refuse`, which raises."""
     host = sys.modules[_HOSTS[library]]
-    if library == "jax":  # (which traces the gradient function of a `custom_grad` at once)
+    if library == "jax":  # (JAX traces the gradient function of a `custom_grad` at once)
         made = host.custom_jvp(f)
         made.defjvp(refuse)
         return made

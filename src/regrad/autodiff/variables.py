@@ -1,4 +1,4 @@
-"""Variables: names for tensors that change. Reading one returns its current Tensor."""
+"""Variables: named tensors that can change. A read returns the current Tensor."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ from regrad.ops.methods import Methods
 
 _serial = itertools.count(1).__next__
 
-# Whoever reads Variables and then writes to them holds this lock: updates, and compiled functions
-# from their arguments to their assignments. One lock for all, since a program has many Variables.
+# Code that reads Variables and then writes to them holds this lock: updates, and compiled functions
+# from their arguments to their assignments. There is one lock, as a program has many Variables.
 UPDATES = RLock()
 
-# The loops that Python runs here (`transforms.ties`), which hear of assignments before they happen.
+# The open Python loops of this context (`transforms.ties`), which are notified before assignments.
 LOOPS: ContextVar[tuple[Any, ...]] = ContextVar("regrad_loops", default=())
 
-# A fork waits for it too: a thread that held it would not be there to give it back.
+# A fork waits for the lock: a thread that held it would not exist in the child to release it.
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(
         before=UPDATES.acquire, after_in_parent=UPDATES.release, after_in_child=UPDATES.release
@@ -49,7 +49,7 @@ if hasattr(os, "register_at_fork"):
 
 
 def _of_value(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the method of Variables that is a function of the value."""
+    """Return a method for Variables from a function of the value."""
     return lambda self, *args: function(self._read(), *args)
 
 
@@ -58,12 +58,12 @@ class Variable(Methods, Readable):
 
     Args:
         initial: The first value, by the rules of `tensor`.
-        trainable: Whether `variable_grads` differentiates by it unless told otherwise.
+        trainable: Whether `variable_grads` differentiates by it by default.
         name: A name; by default `Variable_1`, `Variable_2`, …
-        dtype: The dtype, if not that of `initial`.
+        dtype: The dtype, if it differs from the dtype of `initial`.
 
     A Variable is accepted wherever a Tensor is. There is no registry of variables:
-    `variable_grads` finds those that its function reads.
+    `variable_grads` finds the Variables that its function reads.
 
     Source: `tf.variable` of TensorFlow.js.
 
@@ -96,13 +96,13 @@ class Variable(Methods, Readable):
             self._tensor: Tensor = tensor(initial, dtype=dtype)
         except RegradError as error:
             raise prefixed(error, "Variable") from error.__cause__
-        self._lent = True  # somebody else may hold the Tensor: a program must not write over it
-        self._away = False  # a program may be writing over it
+        self._lent = True  # other code may hold the Tensor, so a program must not overwrite it
+        self._away = False  # whether a program may be overwriting it
         self.trainable: bool = trainable
         self.name: str = name or f"Variable_{self._serial}"
 
-    # Two Variables are equal if they are one, so that they can be keys of dicts and found in
-    # lists; with anything else the values are compared.
+    # A Variable equals only itself, so that Variables can be keys of dicts and found in lists. A
+    # comparison with anything else compares the values.
     def __eq__(self, other: TensorLike) -> Any:
         return self is other if isinstance(other, Variable) else Methods.__eq__(self, other)
 
@@ -113,12 +113,12 @@ class Variable(Methods, Readable):
 
     @property
     def is_named(self) -> bool:
-        """True if somebody chose the name; False for `Variable_1` and the like."""
+        """True if the user chose the name; False for names such as `Variable_1`."""
         return re.fullmatch(r"Variable_\d+", self.name) is None
 
     @property
     def value(self) -> Tensor:
-        """The current value; inside `variable_grads`, a read that is differentiated."""
+        """The current value. Inside `variable_grads`, a read is differentiated."""
         return self._read()
 
     @value.setter
@@ -126,7 +126,7 @@ class Variable(Methods, Readable):
         raise ArgumentError("v.value = x is not possible; write v.assign(x)")
 
     def _set(self, tensor: Tensor, lent: bool) -> None:
-        """Hold a Tensor that fits. The caller has `UPDATES`."""
+        """Hold a Tensor of the right shape and dtype. The caller has `UPDATES`."""
         state = current()
         if state is not None and state.guard is not None:
             state.guard.loses(tensor)
@@ -170,8 +170,8 @@ class Variable(Methods, Readable):
         return own, {**slots, "_away": False}
 
     def _awaited(self) -> Tensor:
-        """The Tensor as soon as no program writes over it."""
-        with UPDATES:  # (a program that was faster did not know that the Tensor is lent)
+        """Return the Tensor as soon as no program overwrites it."""
+        with UPDATES:  # (a program that started earlier could not see that the Tensor is lent)
             self._lent = True
             return self._tensor
 
@@ -180,11 +180,11 @@ class Variable(Methods, Readable):
             f"the Variable {self.name!r} was assigned to inside a custom_grad function, whose ops "
             "are not differentiated one by one, and is read while its inputs are being "
             "differentiated; the gradient through the value would be lost. Return the value from "
-            "the function, as a second output with a gradient of its own, and assign it outside."
+            "the function, as a second output with its own gradient, and assign it outside."
         )
 
     def block_until_ready(self) -> Variable:
-        """Wait until the current value is there; see `regrad.block_until_ready`."""
+        """Wait until the current value is computed. See `regrad.block_until_ready`."""
         self._tensor.block_until_ready()
         return self
 
@@ -211,16 +211,16 @@ class Variable(Methods, Readable):
         return self._tensor.size
 
     def assign(self, value: TensorLike) -> None:
-        """Set the value; its dtype and shape must be the variable's.
+        """Set the value. Its dtype and shape must be the variable's.
 
-        Inside `variable_grads`, later reads see the assigned tensor with its history. A Variable
-        that lies on a mesh of devices stays there, see `place`.
+        Inside `variable_grads`, later reads return the assigned tensor with its history. A Variable
+        that is sharded over a mesh of devices stays there, see `place`.
         """
         with UPDATES:
             self._assign(value)
 
     def _assign(self, value: TensorLike) -> None:
-        before = self._read()  # so that open tapes know what the variable was
+        before = self._read()  # so that open tapes get the former value
         if type(value) is Tensor:
             new = value
         elif dispatch.is_plain(value):
@@ -248,33 +248,33 @@ class Variable(Methods, Readable):
     def place(self, sharding: Any) -> None:
         """Move the value to devices: a `jax.sharding.Sharding` or a `jax.Device`.
 
-        From then on what is assigned is laid out in the same way, eagerly and by compiled
-        functions. See `device_put`, which is for Tensors.
+        Values that are assigned later get the same layout, both eagerly and by compiled functions.
+        For Tensors use `device_put`.
         """
         state = current()
         if state is not None and state.region is not None:
             raise ArgumentError(
                 f"the Variable {self.name!r} is placed inside a compiled or repeated function. "
-                "Place Variables outside, once; what is assigned inside is laid out as they are."
+                "Place Variables outside, once; values assigned inside get the same layout."
             )
         with UPDATES:
             new = moved(self._tensor, sharding, f"placing the Variable {self.name!r}")
             self._set(new, lent=True)
 
     def assign_add(self, value: TensorLike) -> None:
-        """`v = v + value`, of which no other thread's update is lost."""
+        """Set `v = v + value`, without losing another thread's update."""
         with UPDATES:
             self._assign(self.add(value))
 
     def assign_sub(self, value: TensorLike) -> None:
-        """`v = v - value`, of which no other thread's update is lost."""
+        """Set `v = v - value`, without losing another thread's update."""
         with UPDATES:
             self._assign(self.sub(value))
 
     def _refuse(self, other: object) -> Any:
         raise ArgumentError(
-            f"v += x would bind the name to a Tensor and leave the Variable {self.name!r} as it "
-            "is; write v.assign_add(x), v.assign_sub(x) or v.assign(...)"
+            f"v += x would bind the name to a Tensor and not change the Variable {self.name!r}; "
+            "write v.assign_add(x), v.assign_sub(x) or v.assign(...)"
         )
 
     __iadd__: Callable[..., Any] = _refuse
@@ -285,14 +285,14 @@ class Variable(Methods, Readable):
     __imatmul__: Callable[..., Any] = _refuse
 
     def numpy(self) -> Any:
-        """The current value as a read-only NumPy view."""
+        """Return the current value as a read-only NumPy view."""
         return self._read().numpy()
 
     def __array__(self, dtype: np.dtype | None = None, copy: bool | None = None) -> Any:
         return self._read().__array__(dtype, copy)
 
     def __getattr__(self, name: str) -> Any:
-        # item, tolist, __float__ and the like: whatever a Tensor has besides the ops' methods
+        # item, tolist, __float__ and others: attributes of a Tensor besides the ops' methods
         if name.startswith("_"):
             raise AttributeError(name)
         return getattr(self._read(), name)
@@ -315,7 +315,7 @@ class Variable(Methods, Readable):
 
 
 def assign_all(variables: Iterable[Variable], tensors: Iterable[Tensor]) -> None:
-    """Give Variables the values that a loop or a branch leaves behind."""
+    """Set Variables to their values at the end of a loop or a branch."""
     with UPDATES:
         for variable, tensor in zip(variables, tensors, strict=True):
             variable._set(tensor, lent=True)
@@ -324,8 +324,8 @@ def assign_all(variables: Iterable[Variable], tensors: Iterable[Tensor]) -> None
 class VariableTape(Tape):
     """A tape that watches Variables as they are read.
 
-    `reads` maps each to the Tensor it held at first and the alias that stands for it; once it
-    has been assigned to, a read finds another Tensor and sees that one's own history.
+    `reads` maps each Variable to its first Tensor and the Tensor's alias. After an assignment, a
+    read returns another Tensor, with its own history.
     """
 
     __slots__ = ("only", "reads")
@@ -339,7 +339,7 @@ class VariableTape(Tape):
         return variable.trainable if self.only is None else id(variable) in self.only
 
     def read(self, variable: Variable, value: Tensor) -> Tensor:
-        """The alias of a variable's first value, or the value assigned since."""
+        """Return the alias of a variable's first value, or the value assigned since."""
         if variable not in self.reads:
             self.reads[variable] = (value, self._watch(value))
         first, watched = self.reads[variable]

@@ -1,5 +1,5 @@
 """The numerical check of gradients: functions of arrays in, findings out.
 
-It knows no Tensors, so that it can check other libraries' functions, too; `regrad.testing` is its
-face for regrad's.
+This package does not depend on Tensors, so that it can check other libraries' functions as well;
+`regrad.testing` is its interface for regrad's functions.
 """

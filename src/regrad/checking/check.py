@@ -1,10 +1,11 @@
 """Gradients against differences: the core of `regrad.testing`, for functions of NumPy arrays.
 
-A function, its gradient function and its arguments go in, a report of findings comes out.
-Whoever wrote the function (regrad, PyTorch, JAX) is no matter here.
+The input is a function, its gradient function and its arguments; the output is a report of
+findings. The functions may come from regrad, PyTorch or JAX.
 
-A quick difference along few directions comes first. Where it does not agree, differences of many
-steps say how large their own error is, element by element; only what they can tell is a finding.
+The check first computes a quick difference along a few directions. Where it disagrees with the
+gradient, the check computes differences of many steps, which estimate their own error element by
+element. Only a disagreement beyond this error is a finding.
 """
 
 from __future__ import annotations
@@ -27,25 +28,27 @@ Method = Literal["central", "complex"]
 Mode = Literal["reverse", "forward"]
 MODES: Sequence[Mode] = ("reverse", "forward")
 
-SMALL = 8  # numbers in and out, up to which the full Jacobian is compared
-ELEMENTS = 32  # of an input that are looked at one by one, where something is wrong
-SURE = 5.0  # errors of the differences beyond which a disagreement counts
-SHARP = 1e-3  # the relative error beyond which differences tell nothing
+SMALL = 8  # maximum number of inputs and outputs for which the full Jacobian is compared
+# maximum number of elements per input that are checked one by one if something is wrong
+ELEMENTS = 32
+SURE = 5.0  # a disagreement counts if it exceeds this many errors of the differences
+SHARP = 1e-3  # the relative error above which differences decide nothing
 SHAKES = 4
-# where else to look: on both sides, and where what is saturated is not
+# Other points to check: on both sides, and closer to 0, where saturated functions are not flat.
 NEARBY = ((" (nearby)", 1.0, 0.01), (" (nearby)", 1.0, -0.01), (" (at an eighth)", 0.125, 0.01))
-LOST = 32 * EPS  # relative to the value of f: what rounding leaves of a gradient
+LOST = 32 * EPS  # relative to the value of f: the error that rounding may leave in a gradient
 
 
 @dataclass(frozen=True)
 class Function:
     """A function of arrays and its gradients.
 
-    `vjp(xs)` returns `pull`, and `pull(dys)` the gradients by all xs of `sum(real(conj(dy) * y))`
-    over all outputs (None for a missing one). For complex x they are the direction of steepest
-    ascent, as in TensorFlow. `gradient(dys)` is the function `(*xs, *scales) -> pull(scales * dys)`
-    with its own gradients, for the next order. `jvp(xs, dxs)`, how all outputs move along dxs, is
-    checked as well if it is given.
+    `vjp(xs)` returns `pull`, and `pull(dys)` returns the gradients by all xs of
+    `sum(real(conj(dy) * y))` over all outputs (None for a missing gradient). For complex x, the
+    gradient is the direction of steepest ascent, as in TensorFlow. `gradient(dys)` is the function
+    `(*xs, *scales) -> pull(scales * dys)` with its own gradients, for the next order. If
+    `jvp(xs, dxs)` is defined, it returns the tangents of all outputs along dxs, and is checked as
+    well.
     """
 
     f: Callable[[Arrays], Arrays]
@@ -56,7 +59,7 @@ class Function:
 
 @dataclass(frozen=True)
 class Settings:
-    """Tolerances and steps; a step of None is chosen for each element by its size."""
+    """Tolerances and steps; with a step of None, each element gets a step by its size."""
 
     method: Method = "central"
     step: float | None = None
@@ -73,14 +76,14 @@ def report(
     names: Sequence[str] | None = None,
     settings: Settings | None = None,
 ) -> GradientReport:
-    """Compare the gradients of a function at `args` with differences, to the given order.
+    """Compare the gradients of a function at `args` with differences, up to an order.
 
     Args:
         function: The function with its gradients; `gradient` is needed beyond the first order.
         args: Arrays of float64 or complex128.
         order: 1 checks the gradient, 2 also the gradient of the gradient, by `args` and by the
-            gradients `dy` that arrive, and so on; the first order with findings is the last.
-        names: What the arguments are called, by default `args[0]`, ….
+            incoming gradients `dy`, and so on; the first order with findings is the last.
+        names: The names of the arguments, by default `args[0]`, ….
         settings: Tolerances and steps.
     """
     names = names or [f"args[{i}]" for i in range(len(args))]
@@ -100,7 +103,9 @@ def report(
                 comparisons += level.comparisons
             if found or k == order or any(doubt.kind == findings.SINGULAR for doubt in doubts):
                 break
-            assert function.gradient is not None, "the next order needs a function of its own"
+            assert function.gradient is not None, (
+                "the next order needs a gradient function with its own gradients"
+            )
             size, weights = levels[0].size_of_gradient, levels[0].shaped(levels[0].weights)
             function = function.gradient(weights)
             args = [*args, *map(np.ones_like, weights)]
@@ -109,7 +114,7 @@ def report(
 
 
 def _called(weights: Arrays, order: int) -> list[str]:
-    """Return the names of the gradients that arrive, which are inputs of the next order."""
+    """Return the names of the incoming gradients, which are inputs of the next order."""
     name = "dy" if order == 1 else f"dy{order}"
     return [name] if len(weights) == 1 else [f"{name}[{i}]" for i in range(len(weights))]
 
@@ -118,7 +123,7 @@ def _called(weights: Arrays, order: int) -> list[str]:
 
 
 class Column(NamedTuple):
-    """A direction in one input; `element` is the place of the only real that moves, if so."""
+    """A direction in one input; `element` is the place of the element, if only one moves."""
 
     input: int
     v: np.ndarray
@@ -133,21 +138,22 @@ class Verdict(NamedTuple):
     analytic: float
     numerical: float
     error: float
-    weight: float  # of the only output that counts, else 1
+    weight: float  # weight of the output if only one counts, else 1
 
 
 @dataclass
 class OrderCheck:
-    """The gradient of one order at one point."""
+    """The check of the gradient of one order at one point."""
 
     function: Function
     xs: Arrays
     order: int
     names: Sequence[str]
     settings: Settings
-    made_of: np.ndarray | None = None  # what each output comes from, in size, if it is larger
+    # the size of the terms of each output, if they are larger than the output
+    made_of: np.ndarray | None = None
     mode: Mode = "reverse"
-    trusted: int | None = None  # from this input on, NaN counts only if it is there nearby, too
+    trusted: int | None = None  # from this input on, NaN counts only if nearby points have it too
     comparisons: int = 0
     known: dict[bytes, list[np.ndarray | None]] = field(default_factory=dict)
     trembling: dict[bytes, list[np.ndarray]] = field(default_factory=dict)
@@ -167,7 +173,7 @@ class OrderCheck:
     # -- what is compared ------------------------------------------------------------------------
 
     def columns(self) -> list[Column]:
-        """Each element of a small function at first order, else one direction for each input."""
+        """Return each element of a small function at first order, else one direction per input."""
         size = sum(x.size for x in self.flat)
         small = self.order == 1 and max(size, self.y.size) <= SMALL
         columns: list[Column] = []
@@ -179,7 +185,7 @@ class OrderCheck:
         return columns
 
     def elements(self, i: int) -> Iterator[Column]:
-        """The elements of an input one by one, a choice of them if there are many."""
+        """Yield the elements of an input one by one, or a selection if there are many."""
         size = self.flat[i].size
         some = size > ELEMENTS
         chosen = self.rng.choice(size, ELEMENTS, replace=False) if some else range(size)
@@ -189,11 +195,11 @@ class OrderCheck:
             yield Column(i, v, int(k))
 
     def signed(self, shape: Any) -> np.ndarray:
-        """Random numbers of both signs, none of them small."""
+        """Return random numbers of both signs, none of them small."""
         return self.rng.uniform(0.5, 1.5, shape) * self.rng.choice([-1.0, 1.0], shape)
 
     def along(self, column: Column) -> Curve:
-        """The outputs as a function of the step along a column."""
+        """Return the outputs as a function of the step along a column."""
         i = column.input
 
         def at(t: Any) -> np.ndarray:
@@ -209,7 +215,7 @@ class OrderCheck:
         return at
 
     def measured(self, column: Column) -> np.ndarray:
-        """The slopes of all outputs along a column, without an error."""
+        """Return the slopes of all outputs along a column, without an error estimate."""
         f, step = self.along(column), self.settings.step
         if self.settings.method == "complex":
             step = step or 1e-20
@@ -217,7 +223,7 @@ class OrderCheck:
         return quick(f, step or 1e-3)
 
     def refined(self, column: Column) -> Slopes:
-        """The slopes with their errors."""
+        """Return the slopes with their errors."""
         if self.settings.method == "complex":
             best = self.measured(column)
             none = np.zeros((1, best.size))
@@ -228,13 +234,13 @@ class OrderCheck:
     # -- gradients -------------------------------------------------------------------------------
 
     def shaped(self, flat: np.ndarray) -> list[np.ndarray]:
-        """A vector of reals in the shapes of the outputs."""
+        """Return a vector of reals in the shapes of the outputs."""
         ends = np.cumsum([reals(y).size for y in self.ys])[:-1]
         parts = np.split(flat, ends)
         return [like(part, y) for part, y in zip(parts, self.ys, strict=True)]
 
     def gradient(self, weights: np.ndarray) -> list[np.ndarray | None]:
-        """The gradients of the weighed sum of all outputs, as reals."""
+        """Return the gradients of the weighted sum of all outputs, as reals."""
         key = weights.tobytes()
         if key not in self.known:
             pairs = zip(self.pull(self.shaped(weights)), self.xs, strict=True)
@@ -254,7 +260,7 @@ class OrderCheck:
         return float(g[moving] @ column.v[moving])
 
     def pushed(self, column: Column) -> np.ndarray:
-        """Return how all outputs move along a column, by forward mode."""
+        """Return the tangents of all outputs along a column, by forward mode."""
         assert self.function.jvp is not None
         dxs = [np.zeros_like(x) for x in self.xs]
         dxs[column.input] = like(column.v, self.xs[column.input])
@@ -262,7 +268,7 @@ class OrderCheck:
 
     @cached_property
     def shaken(self) -> list[Pull]:
-        """The gradient function at points that differ from this one by rounding alone."""
+        """Return the gradient function at points that differ from this one by rounding alone."""
         pulls = []
         for _ in range(SHAKES):
             moves = [self.rng.choice([-4 * EPS, 4 * EPS], x.shape) for x in self.flat]
@@ -271,7 +277,7 @@ class OrderCheck:
         return pulls
 
     def tremble(self, weights: np.ndarray, column: Column) -> float:
-        """Return how far rounding moves what the gradient says along a column."""
+        """Return the change of the analytic slope along a column under rounding."""
         key = weights.tobytes()
         if key not in self.trembling:
             now = self.gradient(weights)
@@ -290,16 +296,17 @@ class OrderCheck:
 
     @cached_property
     def quick(self) -> tuple[list[Column], np.ndarray]:
-        """The columns, and the quick slopes along each of them (outputs × columns)."""
+        """Return the columns, and the quick slopes along each of them (outputs × columns)."""
         columns = self.columns()
         slopes = np.array([self.measured(c) for c in columns]).reshape(len(columns), self.y.size).T
         return columns, np.where(self.finite[:, None], slopes, 0.0)
 
     @cached_property
     def weights(self) -> np.ndarray:
-        """Weights of the outputs under which each moves about as much as the others.
+        """Return weights of the outputs under which each of them moves about equally.
 
-        An output that hardly moves, by its size or next to what differences can resolve, has less.
+        An output that hardly moves, in absolute terms or relative to the resolution of differences,
+        has a smaller weight.
         """
         slopes = np.nan_to_num(np.abs(self.quick[1])).sum(axis=1)
         sizes = slopes + 1e-6 * self.size
@@ -310,13 +317,13 @@ class OrderCheck:
 
     @property
     def size_of_gradient(self) -> np.ndarray:
-        """Return the sizes of the terms that the gradients by the inputs are made of."""
+        """Return the sizes of the terms whose sums are the gradients by the inputs."""
         return float(np.abs(self.weights) @ self.size) / np.concatenate(self.scales)
 
     # -- verdicts --------------------------------------------------------------------------------
 
     def judged(self) -> tuple[list[Finding], list[Finding]]:
-        """Return the findings that are wrong, and the inconclusive; the worst of each input."""
+        """Return the wrong findings and the inconclusive ones; for each input, the worst."""
         if not any(x.size for x in self.flat) or not self.y.size:
             self.gradient(np.zeros(self.y.shape))
             return [], [self.doubt(findings.EMPTY, 0)]
@@ -324,7 +331,7 @@ class OrderCheck:
             return [], [self.doubt(findings.UNDEFINED, 0)]
         columns, slopes = self.quick
         each = len(columns) and columns[0].element is not None
-        # a weight that is not 1 shows what is wrong for other gradients that arrive
+        # A weight other than 1 shows errors that depend on the incoming gradient.
         rows = np.diag(self.signed(self.y.shape))[self.finite] if each else self.weights[None]
         analytic = np.array([[self.slope(w, c) for c in columns] for w in rows])
         expected = rows @ slopes
@@ -344,7 +351,7 @@ class OrderCheck:
         return self.settings.atol + self.settings.rtol * scale
 
     def settled(self, column: Column, rows: np.ndarray) -> list[Verdict]:
-        """The verdicts on a column that quick differences do not confirm."""
+        """Return the verdicts on a column that quick differences do not confirm."""
         slopes = self.refined(column)
         first = [self.verdict(w, column, slopes) for w in rows]
         if column.element is not None or all(j.verdict in ("", findings.UNSEEN) for j in first):
@@ -355,7 +362,7 @@ class OrderCheck:
         return single if complete or any(map(is_wrong, single)) else [*wrong, *single]
 
     def alone(self, i: int, rows: np.ndarray) -> list[Verdict]:
-        """The verdicts on the elements of an input."""
+        """Return the verdicts on the elements of an input."""
         judged = []
         for column in self.elements(i):
             slopes = self.refined(column)
@@ -363,11 +370,12 @@ class OrderCheck:
         return judged
 
     def verdict(self, weights: np.ndarray, column: Column, slopes: Slopes) -> Verdict:
-        """Return the verdict of differences with an error on the gradient along a column."""
+        """Return the verdict on the gradient along a column, by differences with an error."""
         first = self.compared(weights, column, slopes)
         if first.verdict in ("", "wrong") or np.count_nonzero(weights) < 2:
             return first
-        clear = np.where(is_clear(slopes), weights, 0.0)  # the others must not hide an error here
+        # other outputs must not hide an error here
+        clear = np.where(is_clear(slopes), weights, 0.0)
         if not clear.any() or np.array_equal(clear, weights):
             return first
         second = self.compared(clear, column, slopes)
@@ -390,7 +398,7 @@ class OrderCheck:
     def outcome(
         self, a: float, b: float, errors: tuple[float, float], scale: float, lost: float
     ) -> str:
-        """The verdict on two numbers with errors of their own; `lost` is left of nothing."""
+        """Return the verdict on two numbers with their errors; `lost` is the rounding residue."""
         gap, tolerance, error = abs(a - b), self.tolerance(scale), sum(errors)
         sharp = error <= SHARP * scale
         if not np.isfinite(a):
@@ -402,7 +410,7 @@ class OrderCheck:
         return "wrong" if gap > tolerance + error else findings.KINK
 
     def lost(self, weights: np.ndarray, column: Column) -> float:
-        """The size of a slope that rounding may leave of nothing."""
+        """Return the size of a slope that may be a residue of rounding."""
         rows = np.abs(np.nan_to_num(self.quick[1])).max(axis=1, initial=0.0)
         return LOST * float(np.abs(weights) @ (self.size + rows))
 
@@ -422,7 +430,7 @@ class OrderCheck:
         return found, unsure
 
     def finding(self, kind: str, judged: Verdict, count: int) -> Finding:
-        """A finding in the units of the input, if it is one element of it that moved."""
+        """Return a finding in the units of the input, if a single element of it moved."""
         _, (i, v, k), a, b, error, weight = judged
         unit = weight * (1.0 if k is None else v[k])
         place = None if k is None else place_of(k, self.xs[i])
@@ -435,7 +443,7 @@ class OrderCheck:
         return Finding(reason, self.order, self.names[i], None, np.nan, np.nan, np.inf)
 
     def kind(self, wrong: Sequence[Verdict]) -> str:
-        """Return the sort of the error, as far as all that is wrong agrees on it."""
+        """Return the kind of the error, if all wrong elements agree on it."""
         a = np.array([j.analytic for j in wrong])
         b = np.array([j.numerical for j in wrong])
         if not np.isfinite(a).all():
@@ -452,7 +460,7 @@ class OrderCheck:
         return "wrong value"
 
     def elsewhere(self) -> list[Finding]:
-        """Return the findings at nearby points, where this one cannot tell."""
+        """Return the findings at nearby points, if this point is inconclusive."""
         for what, shrink, spread in NEARBY:
             xs = [like(self.moved(i, shrink, spread), x) for i, x in enumerate(self.xs)]
             try:
@@ -461,7 +469,7 @@ class OrderCheck:
                     trembling={},
                 )  # fmt: skip
                 found, _ = level.judged()
-            except Exception:  # f is not made for these values
+            except Exception:  # f is not defined for these values
                 continue
             self.comparisons += level.comparisons
             if found:
@@ -475,7 +483,7 @@ class OrderCheck:
 
 
 def is_wrong(judged: Verdict) -> bool:
-    """Return whether this is an error, and not a doubt."""
+    """Return whether a verdict is an error, and not inconclusive."""
     return judged.verdict == "wrong"
 
 
@@ -486,14 +494,14 @@ def _size(judged: Verdict) -> float:
 
 
 def is_clear(slopes: Slopes) -> np.ndarray:
-    """The outputs that have one slope, the same to both sides."""
+    """Return which outputs have one slope, the same on both sides."""
     kink = np.nanmin(np.abs(slopes.right - slopes.left) + slopes.noise, axis=0, initial=np.inf)
     size = np.abs(slopes.best)
     return (SURE * slopes.error <= SHARP * size) & (kink <= 0.01 * size)
 
 
 def in_kink(a: float, b: float, w: np.ndarray, slopes: Slopes, used: np.ndarray) -> bool:
-    """Return whether a gradient lies between the one-sided slopes at every step that can tell."""
+    """Return whether a gradient lies between the one-sided slopes at every conclusive step."""
     left, right = slopes.left[:, used] * w, slopes.right[:, used] * w
     noise = slopes.noise[:, used] @ np.abs(w)
     low = np.minimum(left, right).sum(axis=1) - noise

@@ -1,7 +1,7 @@
-"""Slopes by differences, with an estimate of their own error.
+"""Slopes by finite differences, with an estimate of their own error.
 
-A slope is taken of all outputs of a function at once, along one direction. The function comes as
-`f(t)`, a vector of reals for each step t, which is NaN where it has no value.
+A slope is computed for all outputs of a function at once, along one direction. The function is
+passed as `f(t)`, a vector of reals for each step t, which is NaN where it has no value.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from regrad.checking.reals import like, natural, reals
 Curve = Callable[[float], np.ndarray]
 
 EPS = 2.0**-52
-FACTOR = 4.0  # from one step of a ladder to the next
+FACTOR = 4.0  # ratio of successive steps
 SMALLEST = 1e-9
-STEP = 1e-3  # of `gradients`, relative to each number
-COLUMNS = 4  # how often an extrapolation is extrapolated again, and one
+STEP = 1e-3  # step of `gradients`, relative to each number
+COLUMNS = 4  # number of columns of the extrapolation table
 
 
 class Slopes(NamedTuple):
-    """`best ± error` for each output; and by step, the slopes to both sides and their noise."""
+    """`best ± error` for each output; and, by step, the one-sided slopes and their noise."""
 
     best: np.ndarray
     error: np.ndarray
@@ -34,17 +34,17 @@ class Slopes(NamedTuple):
 
 
 def quick(f: Curve, step: float) -> np.ndarray:
-    """The slopes at 0 by a central difference of five points, whose error nobody knows."""
+    """Return the slopes at 0 by a central difference of five points, without an error estimate."""
     near, far = f(step) - f(-step), f(2 * step) - f(-2 * step)
     return (8 * near - far) / (12 * step)
 
 
 def refined(f: Curve, start: float, made_of: np.ndarray | float = 0.0) -> Slopes:
-    """The slopes at 0 by steps from `start` down, extrapolated to none.
+    """Return the slopes at 0 by steps from `start` down, extrapolated to a step of 0.
 
-    Of all that the steps say, what agrees best with its neighbours counts. The disagreement,
-    with the noise of f at that step, is the error. `made_of` is the size of what f adds up, if
-    it is larger than f.
+    The result is the extrapolated value that agrees best with its neighbors. The disagreement, plus
+    the noise of f at that step, is the error. `made_of` is the size of the terms that f sums, if it
+    is larger than f.
 
     Source: Ridders, "Accurate computation of F'(x) and F'(x)F''(x)" (1982).
     """
@@ -61,7 +61,7 @@ def refined(f: Curve, start: float, made_of: np.ndarray | float = 0.0) -> Slopes
 
 
 def extrapolated(central: np.ndarray, noise: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The best entry of the extrapolation table of each output, and its error."""
+    """Return the best entry of the extrapolation table of each output, and its error."""
     values, errors = [], []
     column = central
     for m in range(1, COLUMNS):
@@ -77,9 +77,9 @@ def extrapolated(central: np.ndarray, noise: np.ndarray) -> tuple[np.ndarray, np
 
 
 def contradiction(values: np.ndarray, noise: np.ndarray) -> np.ndarray:
-    """Return how far the values of smaller steps are from each, more than by their noise.
+    """Return how far each value is from the values of smaller steps, beyond their noise.
 
-    (Long steps agree with each other where a function is flat far from here.)
+    (Long steps agree with each other if a function is flat far from this point.)
     """
     later = np.arange(len(values))[:, None] < np.arange(len(values))
     gaps = np.abs(values[:, None] - values) - 3 * noise
@@ -87,10 +87,10 @@ def contradiction(values: np.ndarray, noise: np.ndarray) -> np.ndarray:
 
 
 def rounding(f: Curve) -> np.ndarray:
-    """The rounding noise in each output near 0: what is left of differences of high order.
+    """Return the rounding noise in each output near 0: the residue of high-order differences.
 
-    What does not change within the rounding of the arguments (a large number that is added and
-    taken away again) is asked further out.
+    Outputs that do not change within the rounding of the arguments (a large number that is added
+    and subtracted again) are sampled with a larger spacing.
 
     Source: Moré and Wild, "Estimating computational noise" (2011).
     """
@@ -99,7 +99,7 @@ def rounding(f: Curve) -> np.ndarray:
 
 
 def _scatter(f: Curve, spacing: float) -> np.ndarray:
-    """The size of what changes its sign from point to point, as noise does and a curve does not."""
+    """Return the size of alternating changes from point to point; only noise alternates."""
     values = np.array([f(k * spacing) for k in range(-4, 4)])
     differences = {order: np.diff(values, order, axis=0) for order in (4, 5, 6)}
     sizes = [np.abs(d).max(axis=0) / sqrt(comb(2 * n, n)) for n, d in differences.items()]
@@ -113,11 +113,11 @@ def _scatter(f: Curve, spacing: float) -> np.ndarray:
 def gradients(
     f: Callable[[Sequence[np.ndarray]], Sequence[np.ndarray]], args: Sequence[np.ndarray]
 ) -> list[np.ndarray]:
-    """The gradients of the sum of all outputs, number by number: for small functions.
+    """Return the gradients of the sum of all outputs, number by number: for small functions.
 
     Args:
         f: A function of arrays of float64 or complex128.
-        args: Where it is differentiated. For complex numbers, the direction of steepest ascent.
+        args: The point. For complex numbers, the result is the direction of steepest ascent.
     """
     found = []
     for i, x in enumerate(args):

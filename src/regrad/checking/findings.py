@@ -1,4 +1,4 @@
-"""The findings of a check of gradients, as values."""
+"""The findings of a gradient check, as values."""
 
 from __future__ import annotations
 
@@ -14,11 +14,17 @@ EMPTY = "there are no elements"
 
 @dataclass(frozen=True)
 class Finding:
-    """A gradient that differs from differences, or that differences cannot judge.
+    """A gradient that differs from finite differences, or for which they are inconclusive.
 
-    `kind` is "wrong value", "wrong sign", "scaled by …", "zero", "missing", "not finite", or, among
-    what is inconclusive, the reason. `error` is the differences' own. `count` is the number of
-    elements of which this is the worst.
+    `kind` is "wrong value", "wrong sign", "scaled by …", "zero", "missing", "not finite", or, for
+    inconclusive findings, the reason. `error` is the error of the differences. `count` is the
+    number of elements of which this is the worst.
+
+    >>> import regrad as rg
+    >>> with rg.gradient_override_map({"Sin": lambda dy, x: -dy * rg.cos(x)}):
+    ...     report = rg.testing.gradient_report(rg.sin, [0.5])
+    >>> report.findings[0].kind
+    'wrong sign'
     """
 
     kind: str
@@ -29,12 +35,12 @@ class Finding:
     numerical: float
     error: float
     count: int = 1
-    at: str = ""  # where else the arguments were, if not where they were given
+    at: str = ""  # the place of the arguments, if it is not the caller's
     mode: str = "reverse"
     op_type: str | None = None
     rule: str | None = None
-    line: str = ""  # of the user's code that ran the op, where that is known
-    path: str = ""  # the module that it ran in
+    line: str = ""  # the line of the user's code that ran the op, if known
+    path: str = ""  # the module in which it ran
 
     @property
     def relative(self) -> float:
@@ -44,17 +50,17 @@ class Finding:
 
     @property
     def place(self) -> str:
-        """The input with the element: `args[0](1, 2)`."""
+        """Return the input with the element: `args[0](1, 2)`."""
         return self.input + (str(self.element) if self.element else "")
 
     @property
     def kind_if_telling(self) -> str:
-        """The kind in a message, where it says more than the two numbers."""
+        """Return the kind for a message, if it adds to the two numbers."""
         return "" if self.kind == "wrong value" else f", {self.kind}"
 
     @property
     def where(self) -> str:
-        """`gradient of order 1 by args[0](2,)`."""
+        """Return `gradient of order 1 by args[0](2,)`."""
         mode = f" ({self.mode} mode)" if self.mode != "reverse" else ""
         return f"gradient of order {self.order}{mode} by {self.place}{self.at}"
 
@@ -66,7 +72,7 @@ class Finding:
 
     @property
     def as_cause(self) -> str:
-        """The rule that is wrong, with its numbers."""
+        """Return the wrong rule, with its numbers."""
         order = f", order {self.order}" if self.order > 1 else ""
         inside = f" in {self.path}" if self.path else ""
         where = f"{inside} at {self.line}" if self.line else inside
@@ -77,7 +83,7 @@ class Finding:
 
     @property
     def as_doubt(self) -> str:
-        """An outcome that decides nothing, as a sentence."""
+        """Return an inconclusive outcome, as a sentence."""
         return f"inconclusive: {self.where}: {self.kind}"
 
 
@@ -85,7 +91,12 @@ class Finding:
 class GradientReport:
     """The result of a check: `findings` are wrong, `inconclusive` could not be decided.
 
-    `causes` are the rules that are wrong by themselves, which explain the findings.
+    `causes` are the rules that are wrong by themselves; they explain the findings.
+
+    >>> import regrad as rg
+    >>> report = rg.testing.gradient_report(rg.sin, [0.5])
+    >>> report.ok, report.findings
+    (True, ())
     """
 
     order: int
@@ -96,12 +107,12 @@ class GradientReport:
 
     @property
     def ok(self) -> bool:
-        """True if nothing wrong was found."""
+        """True if the check found no error."""
         return not self.findings
 
     @property
     def error(self) -> str:
-        """Return the message that says what is wrong, and why."""
+        """Return the message with the errors and their causes."""
         text = "\n".join(map(str, self.findings))
         if self.causes:
             text += f" Wrong: {'; '.join(c.as_cause for c in self.causes)}."

@@ -9,25 +9,25 @@ import numpy as np
 
 
 def reals(x: Any) -> np.ndarray:
-    """An array as a vector of reals; a complex number makes two."""
+    """Return an array as a vector of reals; a complex number becomes two reals."""
     x = np.asarray(x)
     wide = np.complex128 if x.dtype.kind == "c" else np.float64
     return np.array(x, dtype=wide).ravel().view(np.float64)
 
 
 def like(flat: np.ndarray, x: Any) -> np.ndarray:
-    """A vector of reals as an array of the kind and shape of x."""
+    """Return a vector of reals as an array with the dtype kind and shape of x."""
     x = np.asarray(x)
     return (flat.view(np.complex128) if x.dtype.kind == "c" else flat).reshape(x.shape)
 
 
 def joined(arrays: Sequence[np.ndarray]) -> np.ndarray:
-    """All arrays in one vector."""
+    """Return all arrays in one vector."""
     return np.concatenate([*map(reals, arrays)]) if arrays else np.zeros(0)
 
 
 def natural(x: np.ndarray, step: float | None) -> np.ndarray:
-    """The scale of each number: its size; for 0 that of the least other, or 1.
+    """Return the scale of each number: its size; for 0, the smallest other size, or 1.
 
     Steps that the caller has chosen are absolute.
     """
@@ -39,6 +39,6 @@ def natural(x: np.ndarray, step: float | None) -> np.ndarray:
 
 
 def place_of(k: int, x: np.ndarray) -> tuple[int, ...]:
-    """The place of a real (the k-th) in an array."""
+    """Return the place of the k-th real in an array."""
     which = k // 2 if x.dtype.kind == "c" else k
     return tuple(int(n) for n in np.unravel_index(which, x.shape))

@@ -1,9 +1,9 @@
-"""Which array library an array belongs to, and the few things in which they differ.
+"""Array libraries: find the library of an array, and cover the differences between libraries.
 
-Kernels are written against the Array API standard. A `Backend` is the library's namespace
-plus what the standard leaves open: special functions, dtypes by NumPy's names, and the way
-in from and out to NumPy. Backends are found by the *type* of an array and remembered; no
-library is imported before one of its arrays turns up.
+Kernels are written against the Array API standard. A `Backend` has the library's namespace
+and the parts that the standard leaves open: special functions, dtypes by their NumPy names, and
+conversion from and to NumPy. regrad finds a backend by the *type* of an array and caches it. No
+library is imported before regrad gets one of its arrays.
 """
 
 from __future__ import annotations
@@ -25,31 +25,31 @@ refuse_older("SciPy", "1.13")
 
 
 class ArrayDType(Protocol):
-    """A dtype of any library: what `np.dtype` and `torch.dtype` have in common."""
+    """A dtype of any library: the common interface of `np.dtype` and `torch.dtype`."""
 
     @property
     def itemsize(self) -> int: ...
 
 
-Array: TypeAlias = Any  # an array of NumPy, JAX, PyTorch, …, on which a kernel works
+Array: TypeAlias = Any  # an array of NumPy, JAX, PyTorch, …, that a kernel takes
 Namespace: TypeAlias = ModuleType  # the functions of the Array API standard, for such arrays
 # "float32", float, np.float32, rg.float32, torch.float32
 DTypeLike: TypeAlias = str | type | ArrayDType
 
 FLOAT = np.dtype("float32")
-KINDS = "biufcV"  # V: bfloat16 and its kin come to NumPy as void types
+KINDS = "biufcV"  # V: bfloat16 and similar dtypes reach NumPy as void types
 
 
 GONE = (
-    "the data of a Tensor are gone: it was given to a compiled function that names it in donate, "
-    "and has written over its memory. Do not use it after the call, or leave it out of donate. "
-    "(A compiled function that assigns to a Variable writes over its old array, too: read the "
-    "Variable, or copy it with copy.deepcopy, instead of keeping the array.)"
+    "the data of a Tensor no longer exists: a compiled function that lists the Tensor in donate "
+    "has overwritten its memory. Do not use the Tensor after the call, or remove it from donate. "
+    "(A compiled function that assigns to a Variable also overwrites the Variable's old array. "
+    "Read the Variable, or copy it with copy.deepcopy, instead of keeping the array.)"
 )
 
 
 def gone(error: Exception) -> bool:
-    """Return whether JAX says that a program has written over an array."""
+    """Return whether JAX reports that a program has overwritten an array."""
     return isinstance(error, RuntimeError) and "has been deleted" in str(error)
 
 
@@ -59,26 +59,26 @@ HELD = frozenset(
 
 
 def check_dtype(dtype: np.dtype) -> None:
-    """Refuse a dtype that a Tensor cannot have."""
+    """Raise DTypeError for a dtype that a Tensor cannot have."""
     if dtype in HELD or (dtype.kind in KINDS and dtype.newbyteorder("=") in HELD):
         return
     if dtype.kind == "V" and not issubclass(dtype.type, np.void):
-        return  # bfloat16 and its kin
+        return  # bfloat16 and similar dtypes
     if dtype.kind in "fc":
         wide = "float64" if dtype.kind == "f" else "complex128"
-        how = f"cast it to the widest that there is, x.astype(np.{wide})"
+        how = f"cast it to the widest supported dtype, x.astype(np.{wide})"
     elif dtype.names:
-        how = f"take one of its fields, x[{dtype.names[0]!r}]"
+        how = f"select one of its fields, x[{dtype.names[0]!r}]"
     else:
         how = "convert it to numbers, np.asarray(x, dtype=np.float64)"
     raise DTypeError(f"a Tensor holds numbers or bools, got the dtype {dtype}: {how}")
 
 
 class Backend:
-    """NumPy's answers; the other libraries override what differs."""
+    """The NumPy backend. The backends of other libraries override what differs."""
 
     name = "numpy"
-    rank = 0  # data of a higher rank wins: NumPy with JAX is JAX
+    rank = 0  # a computation on several libraries uses the highest rank: NumPy with JAX is JAX
 
     @cached_property
     def xp(self) -> Any:
@@ -86,34 +86,34 @@ class Backend:
         return np
 
     def function(self, name: str) -> Any:
-        """A function of the standard."""
+        """Return a function of the standard."""
         return getattr(self.xp, name)
 
     @cached_property
     def special(self) -> Any:
-        """`erf`, `gammaln`, `psi`, … as in `scipy.special`."""
+        """The special functions `erf`, `gammaln`, `psi`, … as in `scipy.special`."""
         import scipy.special as scipy
 
         names = "erf", "erfc", "erfinv", "expit", "psi"
         return SimpleNamespace(
             polygamma=lambda n, x: np.asarray(scipy.polygamma(n, x)).astype(x.dtype, copy=False),
-            gammaln=_of_scipy(lambda x: scipy.gammaln(np.where(x == -np.inf, -x, x))),  # C's limit
+            gammaln=_of_scipy(lambda x: scipy.gammaln(np.where(x == -np.inf, -x, x))),  # as in C
             **{name: _of_scipy(getattr(scipy, name)) for name in names},
         )
 
     def check(self, array: Array) -> None:
-        """Refuse an array that a Tensor cannot hold."""
+        """Raise ArgumentError or DTypeError for an array that a Tensor cannot hold."""
         if type(array) is not np.ndarray and isinstance(array, np.ma.MaskedArray):
             raise ArgumentError(
-                f"a Tensor has no mask, and this masked array ({array.dtype}, {array.shape}) would "
-                "lose its own. Fill it, x.filled(0), and pass np.ma.getmaskarray(x) with it, for "
-                "where(mask, a, b)."
+                f"a Tensor has no mask, so this masked array ({array.dtype}, {array.shape}) would "
+                "lose its mask. Fill it with x.filled(0), and pass np.ma.getmaskarray(x) with it, "
+                "for where(mask, a, b)."
             )
         if array.dtype not in HELD:
             check_dtype(array.dtype)
 
     def own(self, array: Array) -> Any:
-        """A copy that nobody else can change."""
+        """Return a copy that no other code can change."""
         self.check(array)
         dtype = array.dtype
         return np.array(array, dtype=dtype if dtype.isnative else dtype.newbyteorder("="))
@@ -127,42 +127,42 @@ class Backend:
         return array
 
     def from_numpy(self, array: np.ndarray, like: Array = None) -> Any:
-        """The same values in this library, where an array of it lies."""
+        """Return the same values in this library, on the device of `like`."""
         return array
 
     def to_numpy(self, array: Array) -> np.ndarray:
-        """The same values in NumPy, shared where possible."""
+        """Return the same values in NumPy. The memory is shared where possible."""
         return np.asarray(array)
 
     def wait(self, array: Array) -> None:
-        """Block until the values are there."""
+        """Block until the values are computed."""
 
     def dtype(self, array: Array) -> np.dtype:
-        """The dtype under its NumPy name."""
+        """Return the array's dtype as a NumPy dtype."""
         return array.dtype
 
     def native_dtype(self, dtype: Any) -> Any:
-        """The library's own object for a dtype."""
+        """Return the library's own object for a dtype."""
         return np.dtype(dtype)
 
     def astype(self, array: Array, dtype: Any) -> Any:
-        """Convert values; a complex number loses its imaginary part silently in a cast to real."""
+        """Convert values. A cast from complex to real drops the imaginary part silently."""
         if array.dtype.kind == "c" and np.dtype(dtype).kind != "c":
             array = _real_of(array, dtype)
         return array.astype(dtype, copy=False)
 
 
 def _real_of(array: Array, dtype: Any) -> Any:
-    """Complex numbers on their way to a real dtype: their real parts, or whether they are not 0."""
+    """Return the real parts of complex numbers, or `x != 0` for a cast to bool."""
     return array != 0 if np.dtype(dtype).kind == "b" else array.real
 
 
 def _of_scipy(function: Callable[[Array], Array]) -> Callable[[Any], Any]:
-    """A function of SciPy's, which answers halves in a wider dtype, under the dtype of x."""
+    """Wrap a SciPy function so that its result has the dtype of x, also for 16-bit floats."""
     return lambda x: function(x) if x.itemsize > 2 else function(x).astype(x.dtype)
 
 
-# What JAX makes of 64 bits while its x64 mode is off.
+# The dtypes that JAX uses in place of 64-bit dtypes while its x64 mode is off (None: unsupported).
 NARROW: dict[np.dtype, np.dtype | None] = {
     np.dtype(np.int64): np.dtype(np.int32),
     np.dtype(np.uint64): np.dtype(np.uint32),
@@ -172,7 +172,7 @@ NARROW: dict[np.dtype, np.dtype | None] = {
 
 
 class JaxBackend(Backend):
-    """jax.Array, concrete or traced."""
+    """The backend of jax.Array, concrete or traced."""
 
     name = "jax"
     rank = 2
@@ -190,7 +190,7 @@ class JaxBackend(Backend):
         return jax.scipy.special
 
     def check(self, array: Array) -> None:
-        """JAX has no arrays but of numbers."""
+        """Accept every array: JAX has only arrays of numbers and bools."""
 
     def own(self, array: Array) -> Any:
         return array  # immutable already
@@ -209,7 +209,7 @@ class JaxBackend(Backend):
         return made
 
     def _check_range(self, array: np.ndarray, limits: np.iinfo) -> None:
-        """Integers become 32 bits while JAX's x64 mode is off; what does not fit is refused."""
+        """Raise DTypeError if integers do not fit in 32 bits, JAX's width while x64 mode is off."""
         if array.size and not (limits.min <= array.min() and array.max() <= limits.max):
             raise DTypeError(
                 f"JAX holds integers of 32 bits while its x64 mode is off, and this {array.dtype} "
@@ -221,18 +221,18 @@ class JaxBackend(Backend):
         if is_traced(array):
             raise TraceError(
                 f"the value of a traced Tensor ({array.dtype}, shape {tuple(array.shape)}) was "
-                "asked for, by bool(), float(), .numpy(), an if or the like; inside jit, vmap, "
-                "scan, cond and while_loop it exists only when the compiled program runs. Choose "
-                "with where(condition, a, b) or cond, repeat with while_loop, fori_loop or scan, "
-                "return what is to be looked at, or name a Python argument in static_argnames."
+                "read by bool(), float(), .numpy(), an if or similar code. Inside jit, vmap, "
+                "scan, cond and while_loop the value exists only when the compiled program runs. "
+                "Select with where(condition, a, b) or cond, loop with while_loop, fori_loop or "
+                "scan, return the values to inspect, or list a Python argument in static_argnames."
             )
         if not is_here(array):
             raise DeviceError(
-                f"the values of a Tensor ({array.dtype}, shape {tuple(array.shape)}) were asked "
-                "for whose parts lie with other processes as well. Gather it first, on all "
+                f"the values of a Tensor ({array.dtype}, shape {tuple(array.shape)}) were read, "
+                "but other processes hold some of its shards. Gather the Tensor first, on all "
                 "processes alike: rg.device_put(x, NamedSharding(mesh, PartitionSpec())).numpy(), "
                 "or jax.experimental.multihost_utils.process_allgather(x.data, tiled=True). The "
-                "parts that lie here are x.data.addressable_shards."
+                "shards of this process are x.data.addressable_shards."
             )
         try:
             return np.asarray(array)
@@ -258,7 +258,7 @@ class JaxBackend(Backend):
         return dtype
 
     def held_dtype(self, dtype: np.dtype) -> np.dtype | None:
-        """The dtype under which JAX holds such data; None if it cannot."""
+        """Return the dtype that JAX uses for data of a dtype, or None if JAX cannot hold it."""
         import jax
 
         if jax.config.jax_enable_x64:  # pyright: ignore[reportAttributeAccessIssue]
@@ -273,7 +273,7 @@ class JaxBackend(Backend):
 
 
 class TorchBackend(Backend):
-    """torch.Tensor, through array-api-compat."""
+    """The backend of torch.Tensor, through array-api-compat."""
 
     name = "torch"
     rank = 1
@@ -302,7 +302,7 @@ class TorchBackend(Backend):
     def check(self, array: Array) -> None:
         import torch
 
-        if self.dtype(array).kind == "V":  # (ml_dtypes lends NumPy the name bfloat16)
+        if self.dtype(array).kind == "V":  # (ml_dtypes registers bfloat16 with NumPy)
             raise _no_counterpart(array.dtype)
         if array.layout is not torch.strided:
             raise ArgumentError(
@@ -320,7 +320,7 @@ class TorchBackend(Backend):
         if not copy:
             raise BufferError(
                 "__dlpack__(copy=False): torch cannot export memory as read-only, and a Tensor "
-                "never changes. Leave copy out, or take the torch tensor itself, x.data."
+                "never changes. Omit copy, or use the torch tensor itself, x.data."
             )
         return array.detach().clone().resolve_conj()
 
@@ -331,7 +331,7 @@ class TorchBackend(Backend):
             return torch.from_numpy(np.array(array))
         if array.ndim:
             return torch.from_numpy(np.array(array)).to(like.device)
-        # (A number is filled in, for a copy would wait for the device, and fail in a CUDA graph.)
+        # (torch.full, because a copy would wait for the device, and fail in a CUDA graph.)
         dtype = self.native_dtype(array.dtype)
         return torch.full((), array.item(), dtype=dtype, device=like.device)
 
@@ -361,22 +361,22 @@ def _warn_of_detached() -> None:
 
     if torch.is_grad_enabled():
         warn_caller(
-            "a torch tensor that requires grad was given to regrad, which takes its values alone: "
+            "a torch tensor that requires grad was passed to regrad, which uses only its values: "
             "torch's gradient ends here. Make the regrad code a function of torch tensors with "
-            "regrad.torch.from_regrad; or pass x.detach() if that is meant.",
+            "regrad.torch.from_regrad, or pass x.detach() if this is intended.",
             DetachedTensorWarning,
         )
 
 
 def _torch_sign(x: Array) -> Any:
-    """The standard's sign: NaN stays. (array-api-compat writes in place, which vmap refuses.)"""
+    """Return the standard's sign, NaN for NaN. array-api-compat's writes in place: vmap raises."""
     import torch
 
     return torch.where(torch.isnan(x), x, torch.sgn(x))
 
 
 def numpy_dtype(dtype: DTypeLike) -> np.dtype:
-    """A dtype of any library as NumPy's."""
+    """Return a dtype of any library as NumPy's."""
     if isinstance(dtype, np.dtype):
         return dtype
     return _numpy_dtype(dtype)
@@ -403,12 +403,12 @@ NUMPY = Backend()
 
 
 def placed_like(like: Array) -> dict[str, Any]:
-    """Return the options that make a new array where another one lies: torch must be told."""
+    """Return the options that create a new array on the device of another one (for torch)."""
     return {"device": like.device} if hasattr(like, "new_zeros") else {}
 
 
 class _Backends(dict[type, Backend]):
-    """Array type → backend, filled as types turn up."""
+    """Map array types to backends. Entries are added at the first use of a type."""
 
     def __missing__(self, array_type: type) -> Backend:
         backend = _find(array_type)
@@ -424,7 +424,7 @@ BACKENDS = _Backends({np.ndarray: NUMPY})
 
 
 def _find(array_type: type) -> Backend | None:
-    """The backend of an array type. Only libraries that are imported already can own one."""
+    """Return the backend of an array type. Only an imported library can own one."""
     if issubclass(array_type, np.ndarray | np.generic):
         return NUMPY
     if (jax := sys.modules.get("jax")) and issubclass(array_type, jax.Array | jax.core.Tracer):
@@ -435,7 +435,7 @@ def _find(array_type: type) -> Backend | None:
 
 
 def is_array(value: object) -> bool:
-    """Return whether `value` is an array (or array scalar) of a library that regrad knows."""
+    """Return whether `value` is an array (or array scalar) of a library that regrad supports."""
     return type(value) in BACKENDS or _find(type(value)) is not None
 
 
@@ -446,10 +446,10 @@ def is_traced(array: Array) -> bool:
 
 
 def has_values(array: Array) -> bool:
-    """Return whether the values of an array can be read now: nothing is being traced or batched.
+    """Return whether the values of an array can be read now, without tracing or batching.
 
-    The symbols of a graph have none until it runs. (torch.func and torch.compile, like JAX, run
-    functions on stand-ins.)
+    The symbols of a graph have no values until the graph runs. (torch.func and torch.compile run
+    functions on tracers, like JAX.)
     """
     torch = sys.modules.get("torch")
     if torch is None or not isinstance(array, torch.Tensor):
@@ -460,39 +460,39 @@ def has_values(array: Array) -> bool:
 
 
 def is_here(array: Array) -> bool:
-    """Return whether this process holds all the values; others may hold parts of a JAX array."""
+    """Return whether this process holds all values: others may hold shards of a JAX array."""
     return getattr(array, "is_fully_addressable", True) or array.is_fully_replicated
 
 
 def backend_of(*arrays: Array) -> Backend:
-    """The backend that a computation on these arrays belongs to."""
+    """Return the backend of a computation on these arrays."""
     return max((BACKENDS[type(a)] for a in arrays), key=lambda b: b.rank, default=NUMPY)
 
 
 def special(xp: Namespace) -> Any:
-    """The special functions that go with a kernel's namespace."""
+    """Return the special functions for a kernel's namespace."""
     return (NUMPY if xp is np else _by_namespace(xp)).special
 
 
 def cast(xp: Namespace, array: Array, dtype: DTypeLike) -> Any:
-    """`astype` for kernels, by NumPy's dtype names in every namespace."""
+    """Cast an array in a kernel: `astype` with NumPy's dtype names in every namespace."""
     return _by_namespace(xp).astype(array, dtype)
 
 
 def is_half(dtype: Any) -> bool:
-    """Return whether a dtype is of floats of 16 bits, in which a count may be inf, or rounded."""
+    """Return whether a dtype is a 16-bit float, in which a count may be inf or rounded."""
     return dtype.itemsize == 2 and is_inexact(numpy_dtype(dtype))
 
 
 def in_single(kernel: Callable[..., Array], xp: Namespace, x: Array, *args: Any) -> Array:
-    """Return the result of a kernel, computed in single precision if x is of halves."""
+    """Return the result of a kernel, computed in single precision if x has 16-bit floats."""
     if x.dtype.itemsize != 2 or not is_half(x.dtype):
         return kernel(xp, x, *args)
     return cast(xp, kernel(xp, cast(xp, x, FLOAT), *args), x.dtype)
 
 
 def native_dtype(xp: Namespace, dtype: Any) -> Any:
-    """The dtype object that the namespace's own functions take."""
+    """Return the dtype object that the namespace's own functions take."""
     return _by_namespace(xp).native_dtype(dtype)
 
 
@@ -503,10 +503,10 @@ def _by_namespace(xp: Namespace) -> Backend:
 
 
 def is_complex(array: Array) -> bool:
-    """Return whether an array of any library is of complex numbers."""
+    """Return whether an array of any library has complex numbers."""
     return numpy_dtype(array.dtype).kind == "c"
 
 
 def is_inexact(dtype: np.dtype) -> bool:
-    """Return whether a dtype is of floats or complex numbers, and so has gradients."""
+    """Return whether a dtype is floating point or complex, and so has gradients."""
     return dtype.kind in "fcV"

@@ -1,4 +1,4 @@
-"""Rules bound to op types by a scope, and counted by line."""
+"""Rules that a scope binds to op types. Hits count their calls by source line."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from regrad.core.tensor import Tensor
 
 
 class WrappedRule(RuleLike):
-    """A rule with something around its pull."""
+    """A rule that wraps the pull of another rule."""
 
     def __init__(self, rule: Rule) -> None:
         super().__init__(rule)
@@ -34,16 +34,16 @@ class WrappedRule(RuleLike):
 
 
 class CountedRule(WrappedRule):
-    """A rule that counts in a hit how often it runs."""
+    """A rule that counts its runs in a hit."""
 
     def __init__(self, rule: Rule, hit: Hit, key: Any, once: bool = False) -> None:
         super().__init__(rule)
         self.hit = hit
         self.once = once
-        self.key = key  # of its binding, among the overrides of a state
+        self.key = key  # the key of its binding in the overrides of a state
 
     def under(self, scopes: Mapping[Any, OpBinding]) -> Rule:
-        """Return the same rule for an op that is run again, counted in the scope open now."""
+        """Return the same rule for an op that runs again, counted in the scope that is open now."""
         binding = scopes.get(self.key)
         if binding is None or binding.rule is not self.rule or binding.once != self.once:
             return self
@@ -57,14 +57,14 @@ class CountedRule(WrappedRule):
 
 
 class OpBinding(Binding):
-    """A rule bound to an op type of regrad's.
+    """A rule that is bound to an op type of regrad.
 
-    `key` is under what it stands among the overrides of a state, `place` where it holds (None:
-    everywhere). `at_site` makes a rule that asks for the `site` of an op.
+    `key` is its key in the overrides of a state. `place` limits where the rule applies (None:
+    everywhere). `at_site` makes the rule for an op's site, if the map's rule takes `site`.
     """
 
-    token: Any = None  # what else the rules of a compiled body depend on
-    paths: dict[str, None] | None = None  # where ops were created of which the rule holds for some
+    token: Any = None  # further data on which the rules of a compiled body depend
+    paths: dict[str, None] | None = None  # where ops were created, if the rule is limited to places
 
     def __init__(
         self, op: Op, rule: Rule, depth: int, key: Any = None,
@@ -74,15 +74,15 @@ class OpBinding(Binding):
         super().__init__(op.type, rule.name, place if named else None)
         self.op = op
         self.rule = rule
-        self.replaces: bool = getattr(rule, "forward", None) is not None  # the values of ops
-        self.depth = depth  # how many scopes are around; the innermost wins
+        self.replaces: bool = getattr(rule, "forward", None) is not None  # replaces op values
+        self.depth = depth  # the number of enclosing scopes; the innermost scope wins
         self.key: Any = key or op.type
         self.at_site = at_site
         self.place = place
         self.counted: dict[Any, CountedRule] = {}  # by line and path
 
     def bind(self, op: Op, xs: Sequence[Tensor], site: Site | None = None) -> Rule:
-        """Return the rule for an op of `xs` that is being created, counted at its caller's line."""
+        """Return the rule for a new op on `xs`, counted at its caller's line."""
         counted = self.counted_at(find_caller(), ".".join(PATH.get()))
         counted.hit.add(xs[0]._data.shape if xs else ())
         if self.at_site is None or site is None:
@@ -90,7 +90,7 @@ class OpBinding(Binding):
         return CountedRule(self.at_site(site), counted.hit, self.key, self.once)
 
     def counted_at(self, where: str, path: str) -> CountedRule:
-        """Return the rule as it is counted at a source line, in a scope."""
+        """Return the rule that counts at a source line, in a scope."""
         if (where, path) not in self.counted:
             hit = self.hit_at(where, path)
             self.counted[where, path] = CountedRule(self.rule, hit, self.key, self.once)
@@ -98,32 +98,32 @@ class OpBinding(Binding):
 
     @property
     def sources(self) -> Sequence[Any]:
-        """The functions behind the rule, or the rule itself."""
+        """Return the functions of the rule, or the rule itself."""
         functions = getattr(self.rule, "functions", {}).values()
         return [self.rule.function or tuple(functions) or self.rule]
 
     def copy(self) -> OpBinding:
-        """Return the same rule with hits of its own: those of a program while it is traced."""
+        """Return the same rule with its own hits, for a program while it is traced."""
         made = OpBinding(self.op, self.rule, self.depth, self.key, self.at_site)
         made.once = self.once
         return made
 
     def absorb(self, hit: Hit, count: int, ran: int) -> None:
-        """Count hits of a compiled program that runs, which were `hit` when it was traced."""
+        """Add the counts of a compiled program's run. `hit` counted the calls in its trace."""
         mine = self.hit_at(hit.where, hit.path)
         mine.count += count
         mine.ran += ran
         mine.sizes.update(hit.sizes)
 
     def moved(self, copy: OpBinding) -> None:
-        """Take note that a compiled program ran, for whose trace the copy was made."""
+        """Record that a compiled program ran, whose trace used the copy."""
 
     def settled(self, in_run: bool = False) -> OpBinding:
         """Return the same rule for ops that are created elsewhere, or in the run of a graph."""
         return self
 
     def repeat(self) -> OpBinding:
-        """Return the same rule for ops that are created again: only its runs are counted."""
+        """Return the same rule for ops that are created again: it counts only their runs."""
         return RepeatedBinding(self)
 
 
@@ -131,7 +131,7 @@ Overrides = Mapping[Any, OpBinding] | None  # by op type; see `State` for other 
 
 
 class RepeatedBinding(OpBinding):
-    """A binding under which ops are created that were counted before."""
+    """A binding for ops that are created again. Their first creation was counted."""
 
     def __init__(self, first: OpBinding) -> None:
         super().__init__(first.op, first.rule, first.depth, first.key, first.at_site)
@@ -149,10 +149,10 @@ class RepeatedBinding(OpBinding):
 
 
 class Onlookers(OpBinding):
-    """Counts ops that no rule concerns: those whose types have names like the keys of a map.
+    """Counts ops that no rule applies to, if their type is similar to a key of a map.
 
-    They tell the likely reason where a key matches nothing. It stands for them all, under their
-    types in the place of rules; all other ops are created as if there were no scope.
+    The counts help to report the likely reason why a key matches nothing. One binding serves all
+    of these op types. All other ops are created as if there were no scope.
     """
 
     rule: Rule = NoGradient()
@@ -170,4 +170,4 @@ class Onlookers(OpBinding):
     def copy(self) -> Onlookers:
         return Onlookers()
 
-    repeat: Callable[[Any], Any] = copy  # whose counts nobody reads
+    repeat: Callable[[Any], Any] = copy  # (no code reads the counts of the copy)

@@ -1,15 +1,15 @@
-"""With-blocks that undo what they did however they end, by Ctrl-C too.
+"""With-blocks that undo their changes however the block ends, also after Ctrl-C.
 
-A signal handler (the one behind Ctrl-C, say) runs between two instructions of Python, and may
-raise there. `contextlib.contextmanager` has two such places where its `finally` does not run in
-time: after the generator has yielded to `__enter__`, while the block is not entered yet; and at the
-first instruction of `__exit__`. What was set (a tape, an override) would stay in force.
+A signal handler (Ctrl-C, for example) runs between two Python instructions, and may raise there.
+`contextlib.contextmanager` has two such places where its `finally` does not run in time: after the
+generator has yielded to `__enter__` but before the block is entered, and at the first instruction
+of `__exit__`. The change (a tape, an override) would then stay active.
 
-Two facts help. No handler runs between an instruction and the C function that it calls. And what is
-raised at the moment at which a generator goes on is raised at its `yield`, inside its `try`. So
-both ends of a block are C code all the way down to the generator. It is begun by `next`. It is
-ended by `any`, which asks what the generator yields for its truth: one that is not to end here
-yields a `Refusal`, and goes on waiting.
+Two facts help. No handler runs between an instruction and the C function that it calls. And an
+exception that is raised when a generator resumes is raised at its `yield`, inside its `try`. So
+both ends of a block are C code all the way down to the generator. `next` starts the generator.
+`any` ends it: `any` evaluates the truth value of each object that the generator yields. A generator
+that must not end here yields a `Refusal`, and stays suspended.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ P = ParamSpec("P")
 R = TypeVar("R")
 T = TypeVar("T")
 
-CCall: TypeAlias = Callable[[], object]  # in C: no signal handler runs between two in a `map`
+CCall: TypeAlias = Callable[[], object]  # in C: no signal handler runs between two calls in a `map`
 
 
 class _Enter:
-    """`__enter__` of a context manager whose generator is begun by `next`."""
+    """The `__enter__` of a context manager, which starts the generator by `next`."""
 
     def __get__(self, manager: Any, owner: type | None = None) -> Callable[..., Any]:
         return _enter if manager is None else manager._begin()
 
 
-def _enter(manager: Any) -> Any:  # (contextlib.ExitStack asks the class for it)
+def _enter(manager: Any) -> Any:  # (contextlib.ExitStack reads __enter__ from the class)
     return manager.__enter__()
 
 
@@ -55,7 +55,7 @@ class _Ended(io.IOBase, Generic[T]):
         self.close = _not_open  # pyright: ignore (until the block is entered)
 
     def _begin(self) -> Callable[[], T]:
-        # (a generator that was not begun takes no True: Python raises)
+        # (`send(True)` raises if the generator was never started)
         self.close = partial(any, map(self.steps.send, repeat(True)))  # pyright: ignore
         return MethodType(next, self.steps)
 
@@ -69,18 +69,18 @@ class _Ended(io.IOBase, Generic[T]):
 
 def _not_open() -> None:
     raise ArgumentError(
-        "this block is not open: it was never entered, or it was left already. Use it with `with`."
+        "this block is not open: it was never entered, or has already ended. Use it with `with`."
     )
 
 
 class Refusal:
-    """Yielded by the steps of a block that must not end here: who tries to is told."""
+    """Raises when evaluated. The steps of a block that must not end here yield it."""
 
     def __bool__(self) -> bool:
         raise ArgumentError(
-            "a scope was left in another thread or context than that in which it was entered. "
-            "Nothing was changed: it is still open there. Leave it in the thread and the asyncio "
-            "task that entered it; jobs and threads take its rules along by themselves."
+            "a scope was exited in a different thread or context. regrad changed nothing: the "
+            "scope is still open where it was entered. Exit it in the thread and the asyncio task "
+            "that entered it; jobs and threads inherit its rules automatically."
         )
 
 
@@ -91,11 +91,11 @@ def stay(
     value: Any, variable: ContextVar[Any] = HERE, to: Any = None,
     telling: Callable[[Any], Sequence[CCall]] = lambda value: (),
 ) -> Generator[Any]:  # fmt: skip
-    """Steps of a block that is left in the context in which it was entered, and refuses elsewhere.
+    """Steps of a block that must end in the context that entered it, and raise in any other.
 
-    Within the block the variable has another value, which stays if a block inside is still open.
-    If the steps are never ended (they are collected then), the context may be out of reach: no
-    other one is changed.
+    The variable has the value `value` within the block. The value stays if an inner block is still
+    open. If the steps never end (the garbage collector ends them), the context may be out of
+    reach. No other context is changed.
 
     `telling(v)` returns C functions that send the value v to JAX. They run in the same step as
     the change. (regrad calls `telling` at the end, too: JAX may have been imported in the block.)
@@ -108,7 +108,7 @@ def stay(
         yield value
         while not _put_back(variable, token, to, telling(before)):
             yield Refusal()
-    except BaseException:  # a signal, or nobody has left it
+    except BaseException:  # a signal, or the steps are collected without an exit
         if token is None:
             variable.set(before)
         else:
@@ -117,45 +117,45 @@ def stay(
 
 
 def _put_back(variable: ContextVar[Any], token: Token[Any], to: Any, end: Sequence[CCall]) -> bool:
-    """Give a variable its former value; False, and no change, in another context."""
+    """Restore a variable's former value. Return False, without a change, in another context."""
     found = variable.get()
     more = end if found is to else [partial(variable.set, found)]
     try:
         list(map(call, [partial(variable.reset, token), *more]))
     except ValueError:
         return False
-    except RuntimeError:  # it was put back, and then a signal came
+    except RuntimeError:  # a signal came after the value was restored
         return True
     return True
 
 
 class _Exit:
-    """`__exit__` of a `Block`: that of its generator's own context manager."""
+    """The `__exit__` of a `Block`: it calls the one of its generator's context manager."""
 
     def __get__(self, block: Any, owner: type | None = None) -> Callable[..., Any]:
         return _leave if block is None else _ended(block).__exit__
 
 
-def _leave(block: Any, *raised: Any) -> None:  # (contextlib.ExitStack asks the class for it)
+def _leave(block: Any, *raised: Any) -> None:  # (contextlib.ExitStack reads __exit__ of the class)
     _ended(block).__exit__(*raised)
 
 
 def _ended(block: Block) -> _Ended[Any]:
-    """The context manager of an object: a new one, or that whose block is open."""
+    """Return the context manager of an object: the open one, or a new one."""
     ended = block.__dict__.get("_ended")
     if ended is None or ended.steps.gi_frame is None:
         ended = block.__dict__["_ended"] = _Ended(block._steps())
     return ended
 
 
-NOT_COPIED = ("_ended", "_idle", "_around", "_opener")  # what an object has while it is open
+NOT_COPIED = ("_ended", "_idle", "_around", "_opener")  # attributes of an open object
 
 
 class Block:
-    """A context manager by a generator, `_steps`, which yields once: in a `try` with a `finally`.
+    """A context manager whose generator, `_steps`, yields once, in a `try` with a `finally`.
 
-    The generator is not told of an exception of the block (see `sys.exc_info`). One object is one
-    block at a time; `_twice` says what to do instead.
+    The generator does not receive an exception of the block (see `sys.exc_info`). One object is
+    one block at a time. `_twice` names the alternative in the error message.
     """
 
     _twice = "make a new one for an inner scope"
@@ -178,9 +178,9 @@ class Block:
 
 
 def block(steps: Callable[P, Generator[T]]) -> Callable[P, _Ended[T]]:
-    """Make a context manager of a generator function, as `contextlib.contextmanager` does.
+    """Make a context manager from a generator function, as `contextlib.contextmanager` does.
 
-    The generator must undo in a `finally`, and gets no exception of the block.
+    The generator must undo its changes in a `finally`. It does not receive the block's exceptions.
 
     >>> from regrad.core.blocks import block
     >>> @block
@@ -206,7 +206,7 @@ def block(steps: Callable[P, Generator[T]]) -> Callable[P, _Ended[T]]:
 def inside(
     manager: Callable[..., AbstractContextManager[Any]], *args: Any
 ) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Decorate a function: each call runs in a block of its own, `with manager(*args)`."""
+    """Return a decorator: each call of the function runs in its own `with manager(*args)` block."""
 
     def decorated(f: Callable[P, R]) -> Callable[P, R]:
         @wraps(f)

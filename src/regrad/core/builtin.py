@@ -1,4 +1,4 @@
-"""The library's own rules, as functions to call and to put in maps, and as `builtin` in a rule."""
+"""regrad's own rules, as functions to call or to put in maps, and as `builtin` in a rule."""
 
 from __future__ import annotations
 
@@ -34,31 +34,31 @@ UNSAID = object()
 
 
 def builtin(op_type: str | Callable[..., Any]) -> Any:
-    """Return the built-in rule of an op type, to be scaled, clipped or logged.
+    """Return the built-in rule of an op type, for example to scale, clip or log its result.
 
     Args:
-        op_type: The op type, such as `"Relu"`; or what is a key in PyTorch or JAX programs
-            (`F.linear`, an `autograd.Function`, `jax.nn.relu`), for that library's own gradient,
-            as a value in a map.
+        op_type: The op type, such as `"Relu"`. Or a key of a map for PyTorch or JAX programs
+            (`F.linear`, an `autograd.Function`, `jax.nn.relu`): then the result is a value for a
+            map, and uses that library's own gradient.
 
-    In a rule the parameter `builtin` says the same without names: `lambda dy, builtin:
-    3 * builtin(dy)`, for any op of any library. Of an op of several inputs it is a tuple, whose
-    arithmetic is that of each gradient.
+    Inside a rule, the parameter `builtin` does the same without names: `lambda dy, builtin:
+    3 * builtin(dy)`, for any op of any library. For an op of several inputs, `builtin(dy)` returns
+    a tuple, and arithmetic on the tuple applies to each gradient.
 
-    The rule of an op type is called as `builtin("Relu")(dy, y=y)`: with the gradient that arrives
-    and, by keyword, the names that it needs. Further names are ignored, so that a rule may hand on
-    whatever it was given: a rule with `**names` gets everything that it could name (all inputs,
-    the output, attributes, shapes and dtypes), and its record keeps all of that.
-    `builtin("Relu").names` lists what is needed, if memory matters.
+    Call the rule of an op type as `builtin("Relu")(dy, y=y)`: with the incoming gradient and, by
+    keyword, the names that the rule needs. The call ignores further names, so a rule may pass on
+    all of its own: a rule with `**names` gets every name (all inputs, the output, attributes,
+    shapes and dtypes), and its record keeps all of these values. To save memory, read the needed
+    names from `builtin("Relu").names`.
 
-    An op of one input has one gradient, of the input's shape; for any other it is a list with one
-    gradient per input, None for an input that has none. Where an op broadcasts, the gradients
-    have the shape of the output, and what asked for them sums them. Ops that are constant by
-    pieces (`Floor`, `Step`) give zeros.
+    For an op of one input, the call returns one gradient, of the input's shape. For any other op it
+    returns a list with one gradient per input, None for an input without a gradient. Where an op
+    broadcasts, the gradients have the shape of the output, and regrad sums them afterwards.
+    Piecewise constant ops (`Floor`, `Step`) return zeros.
 
-    It is always the rule that the op type was given first, also if `gradient(…, overwrite=True)`
-    replaced it; the ops that it creates are not overridden. As a value in a map it stands for
-    the rule itself, and computes only the gradients that are wanted.
+    The rule is always the first one of the op type, even if `gradient(…, overwrite=True)` replaced
+    it. Overrides do not apply to the ops that the rule creates. As a value in a map, `builtin(…)`
+    is the rule itself, and computes only the gradients that are needed.
 
     Raises:
         UnknownOpError: there is no such op type.
@@ -88,7 +88,7 @@ def _of(op: Op) -> Builtin:
 
 
 class Builtin:
-    """The first rule of an op type; see `builtin`."""
+    """The first rule of an op type. See `builtin`."""
 
     def __init__(self, op: Op) -> None:
         self.op = op
@@ -101,11 +101,11 @@ class Builtin:
 
     @property
     def rule(self) -> Rule:
-        """The rule itself."""
+        """The rule object."""
         return self.op.shipped
 
     def bound_to(self, op: Op) -> Rule:
-        """The rule for an op of any type whose inputs have the same names."""
+        """Return the rule for an op of any type whose inputs have the same names."""
         return self.rule if op is self.op else borrowed(self.op, self.rule, op)
 
     @property
@@ -119,8 +119,8 @@ class Builtin:
     def _functions(self) -> Mapping[str, Any]:
         if not isinstance(self.rule, PerInput):
             raise RuleError(
-                f"{self!r} cannot be called: the op type's rule is not one in the native form "
-                "with a function per input. Use it as a value in a map."
+                f"{self!r} cannot be called: the op type's rule is not in the native form with "
+                "one function per input. Use it as a value in a map."
             )
         return self.rule.functions
 
@@ -131,7 +131,7 @@ class Builtin:
         return gradients[0] if len(gradients) == 1 else gradients
 
     def _by(self, entry: Input, dy: Cotangent, names: Attrs) -> Any:
-        """The gradient by one input."""
+        """Return the gradient with respect to one input."""
         function = self._functions().get(entry.name)
         absent = entry.kind == "optional" and names.get(entry.name, UNSAID) is None
         if function is None or absent:
@@ -144,12 +144,12 @@ class Builtin:
         return _conjugate(dx) if conjugates else dx
 
     def _is_cut(self, names: Attrs) -> bool:
-        """Return whether the op has no gradient for what it was given."""
+        """Return whether the op has no gradient for these arguments."""
         unless = self.rule.unless
         return unless is not None and unless(names, [names[i.name] for i in self.op.inputs])
 
     def _conjugates(self, dy: Cotangent) -> bool:
-        """Return whether the rule is that of a holomorphic op, for complex numbers."""
+        """Return whether the rule is for a holomorphic op on complex numbers."""
         first = dy[0] if isinstance(dy, tuple) else dy
         return self.op.holomorphic and lift(first).dtype.kind == "c"
 
@@ -163,7 +163,7 @@ class Builtin:
             )
 
     def of(self, op: OpView, *grads: TensorLike | None) -> Any:
-        """The gradients for an op in TensorFlow's form: one, or a list with one per input."""
+        """Return the gradients for an op in TensorFlow's form: one, or a list, one per input."""
         record = op.record
         dys = tuple([g if g is None else lift(g) for g in grads])
         dy = dys if isinstance(record.outputs, tuple) else dys[0]
@@ -180,21 +180,21 @@ class Builtin:
 
 
 class ForeignBuiltin(MapRule):
-    """The gradient that another library has for a function of its, as a value in a map."""
+    """The gradient that another library defines for its function, as a value in a map."""
 
     closes_over: tuple[str, ...] = ("key",)
-    instead = " Ask for builtin by name: lambda dy, builtin: 3 * builtin(dy)."
+    instead = " Use the parameter builtin: lambda dy, builtin: 3 * builtin(dy)."
 
     def __init__(self, key: Any) -> None:
         self.key = key
         self.__name__: str = getattr(key, "__name__", repr(key))
 
     def bound_to(self, op: Op) -> Rule:
-        """The rule for an op of the library."""
+        """Return the rule for an op of the library."""
         if not op.rule.is_foreign:
             raise RuleError(
-                f"{self!r} is a gradient of another library's, and {op.type!r} an op type of "
-                f"regrad's. Its own rule is rules.builtin({op.type!r})."
+                f"{self!r} is another library's gradient, but {op.type!r} is an op type of regrad. "
+                f"Use regrad's own rule, rules.builtin({op.type!r})."
             )
         return bind(own_rule, op, self.__name__)
 
@@ -207,12 +207,12 @@ class ForeignBuiltin(MapRule):
 
 
 def own_rule(dy: Any, builtin: Any) -> Any:
-    """Return the gradient that an op has of its own: a rule that changes nothing."""
+    """Return the op's own gradient: a rule that changes nothing."""
     return builtin(dy)
 
 
 def derivative(dy: Any, derivative_: Any) -> Any:
-    """Return the gradients of the function that replaces an op, also by parameters: a rule."""
+    """Return the gradients of the replacement of an op, parameters included: a rule."""
     return derivative_(dy)
 
 
@@ -236,21 +236,22 @@ def _pulled(record: Record, dy: Any, rule: Rule) -> dict[int, Any]:
         return {i: check_gradient(record, i, dx, dy) for i, dx in pairs if dx is not None}
 
 
-# -- names that every rule may ask for -------------------------------------------------------------
+# -- names that every rule may take ----------------------------------------------------------------
 
 
 def own_gradient(record: Record, dy: Any, of_parameters: bool = False) -> Any:
-    """Return the gradient that the op of a record has of its own: `builtin(dy)` in a rule.
+    """Return the own gradient of a record's op: `builtin(dy)` in a rule.
 
-    It is one, or `Gradients` with one for each input. Where there is none (`Floor`), it is zero.
-    With `of_parameters` there are those by the parameters that the rule learns, too.
+    The result is one gradient, or `Gradients` with one per input. It is zero where the op has no
+    gradient (`Floor`). With `of_parameters` it includes the gradients with respect to the
+    parameters of the rule.
     """
     dys = dy if isinstance(dy, list | tuple) else (dy,)
     count = len(record.outputs) if isinstance(record.outputs, tuple) else 1
     if len(dys) != count:
         raise RuleError(
             f"builtin: {describe_pull(record)} passed {len(dys)} gradient{'s' * (len(dys) != 1)}, "
-            f"and the op has {count} output{'s' * (count != 1)}. Pass one for each, None for none: "
+            f"and the op has {count} output{'s' * (count != 1)}. Pass one per output, or None: "
             "builtin(dy), builtin(2 * dy), or builtin((2 * dy[0], *dy[1:]))."
         )
     if record.own is not None:
@@ -276,7 +277,7 @@ def own_gradient(record: Record, dy: Any, of_parameters: bool = False) -> Any:
 
 
 def _of_one(record: Record, dy: Any) -> Tensor | None:
-    """Return the gradient of an op of one input, by a shorter road; None if that is not one."""
+    """Return the gradient of a one-input op by a shorter path, or None if there is no such path."""
     rule, state = record.op.shipped, current()
     usual = record.plain and rule.pulls and rule.unless is None and record.specs[0][1] in REAL
     if not usual or len(record.specs) != 1 or (state is not None and state.overrides is not None):
@@ -286,7 +287,7 @@ def _of_one(record: Record, dy: Any) -> Tensor | None:
 
 
 def run_forward(record: Record, *inputs: Any) -> Any:
-    """Return the op of a record, computed for other inputs: `forward(x)` in a rule."""
+    """Compute the op of a record on other inputs: `forward(x)` in a rule."""
     if record.own is not None:
         names = [i.name for i in record.op.inputs[: record.op.rule.own_count]]
         places = record.places[: len(names)]
@@ -297,7 +298,7 @@ def run_forward(record: Record, *inputs: Any) -> Any:
             raise RuleError(
                 f"forward of the op type {record.op.type!r}{f' at {hit.where}' if hit else ''} got "
                 f"{len(given)} inputs of {given} tensors, expected {counts}: call "
-                f"forward({', '.join(names)}), with None for an input that the call leaves out."
+                f"forward({', '.join(names)}), with None for an input that the call omits."
             )
         pairs = zip(inputs, places, strict=True)
         ys = record.own.values_at([x for pair in pairs for x in leaves_of(*pair)])
@@ -315,9 +316,9 @@ def _kept(op: Op) -> Kept:
 
 
 def needs_of(record: Record) -> tuple[Any, ...]:
-    """Return which gradients are wanted, one bool per input: `needs` in a rule.
+    """Return which gradients are needed, one bool per input: `needs` in a rule.
 
-    A sequence has a list of bools. An input that was not given has False.
+    A sequence has a list of bools. An input that the call omits has False.
     """
     wanted = record.by_parameter([bool(i) for i in record.inputs])
     return tuple([False if part is None else part for _, part in wanted])

@@ -1,8 +1,8 @@
 """One call of an op under a rule: the arguments of the rule, and its answer.
 
-A host makes a `Call` of its op: regrad for replaced values and whole calls, PyTorch and JAX for all
-ops. A record that the call makes holds the arguments of the rule. The op's `Own` completes the
-answer, and `Call` checks it. So a wrong answer raises the same error on each host.
+A host makes a `Call` for its op. regrad does so for replaced values and whole calls, PyTorch and
+JAX for all ops. The call makes a record, which holds the arguments of the rule. The op's `Own`
+completes the answer, and `Call` checks it. So a wrong answer raises the same error on each host.
 """
 
 from __future__ import annotations
@@ -24,32 +24,32 @@ from regrad.core.tensor import Tensor, wrap
 from regrad.core.walk import check_gradient, leaf_gradients
 from regrad.errors import DetachedTensorWarning, RuleError, near
 
-LIBRARIES = {"regrad", "torch", "jax"}  # with which rules are written
+LIBRARIES = {"regrad", "torch", "jax"}  # the libraries with which users write rules
 
 # -- gradients that a rule may leave out ---------------------------------------------------------
 
 
 class Own(Rule):
-    """Stands for the gradient that another library has for an op: the record's call knows it."""
+    """Represents another library's own gradient of an op. The record's call computes it."""
 
     name = "builtin"
     is_foreign = True
 
 
 class OwnOfOne(Own):
-    """The same for an op of whose inputs only some are differentiated: one gradient may do."""
+    """Allows a single gradient from the rule, if only one input of the op is differentiated."""
 
     def complete(self, answer: Any, record: Record, dy: Any, count: int) -> Any:
         wanted = [i for i, moves in enumerate(record.inputs[:count]) if moves]
-        if isinstance(answer, list | tuple) or len(wanted) != 1:
+        if isinstance(answer, list | tuple) or len(wanted) != 1 or count == 1:
             return answer
         return [answer if i in wanted else None for i in range(count)]
 
 
 class OwnBias(Own):
-    """The same for an op whose last input is a bias, which keeps its own gradient.
+    """Keeps the own gradient of the last input of an op, a bias.
 
-    A rule may return a gradient for the bias, too. Its answer may omit inputs that the call omits.
+    A rule may still return a gradient for the bias. Its answer may omit inputs that the call omits.
     """
 
     def complete(self, answer: Any, record: Any, dy: Any, count: int) -> Any:
@@ -66,9 +66,10 @@ class OwnBias(Own):
 
 
 class OwnOfCall(Own):
-    """The same for the call of a module, or of a function, whose last inputs are parameters.
+    """Completes the gradients of parameters: the last inputs of a called module or function.
 
-    A parameter for which the rule returns no gradient by name gets the gradient by `builtin`.
+    If the rule returns no gradient for a parameter by name, the parameter gets the gradient that
+    `builtin` computed.
     """
 
     def __init__(self, count: int, names: Sequence[str]) -> None:
@@ -94,7 +95,7 @@ class OwnOfCall(Own):
 
     def _by_input(self, first: list[Any], record: Any, which: str) -> list[Any]:
         count = self.own_count or 0
-        if record.op.inputs[0].kind == "many":  # (xs, and one list of gradients for them)
+        if record.op.inputs[0].kind == "many":  # (the input xs takes one list of gradients)
             first = [first]
         moves = [i for i in range(count) if record.inputs[i]]
         if len(first) == 1 < count and len(moves) == 1:
@@ -102,7 +103,7 @@ class OwnOfCall(Own):
         if len(first) != count:
             raise RuleError(
                 f"wrong number of gradients: {which} returned {len(first)}, and the call has "
-                f"{count} inputs. Return one per input, in order, and those of parameters in a "
+                f"{count} inputs. Return one per input, in order. Put gradients of parameters in a "
                 "dict after them: (dx, {'weight': dw})."
             )
         return first
@@ -116,8 +117,8 @@ class OwnOfCall(Own):
         if missing and len(pulled) != 1:
             how = f"called builtin {len(pulled)} times" if pulled else "did not call builtin"
             raise RuleError(
-                f"{which} {how}, so nobody knows the gradient of {missing[0]!r}. Call builtin(dy) "
-                "once, or return the gradients of the parameters by name, None for none: "
+                f"{which} {how}, so the gradient of {missing[0]!r} is unknown. Call builtin(dy) "
+                "once, or return the gradients of the parameters by name, None for no gradient: "
                 f"(dx, {{{missing[0]!r}: dw}})."
             )
         own = pulled[0] if pulled else {}
@@ -125,10 +126,10 @@ class OwnOfCall(Own):
 
 
 class OwnOfLearning(Own):
-    """The same for an op with further inputs: parameters of the rule, which returns gradients.
+    """Requires gradients for the op's further inputs, which are parameters of the rule.
 
     Args:
-        base: the op without them.
+        base: The op without these parameters.
     """
 
     def __init__(self, base: Op, names: Sequence[str]) -> None:
@@ -142,9 +143,10 @@ class OwnOfLearning(Own):
             return answer  # (by `vjp_of`)
         if more is None or not more.keys() >= {*self.names}:
             raise RuleError(
-                f"wrong gradient: {describe_pull(record)} learns {', '.join(self.names)}, and did "
-                "not return gradients by name after those of the inputs. Return (dx, "
-                f"{{{self.names[-1]!r}: …}}), None for no gradient."
+                f"wrong gradient: {describe_pull(record)} has the parameters "
+                f"{', '.join(self.names)}, but did not return their gradients by name after the "
+                f"gradients of the inputs. Return (dx, {{{self.names[-1]!r}: …}}), None for no "
+                "gradient."
             )
         rest = {name: dx for name, dx in more.items() if name not in self.names}
         others: Any = [*first, rest] if rest else first
@@ -164,43 +166,43 @@ def _parts(answer: Any) -> tuple[list[Any], dict[str, Any] | None]:
 
 
 def as_name(name: str) -> str:
-    """The name of a parameter in a rule: `layers_0_weight`."""
+    """Return the name that a parameter has in a rule: `layers_0_weight`."""
     return free(f"{'_' * name[:1].isdigit()}{name.replace('.', '_').replace('/', '_')}")
 
 
 # -- the op of a call ----------------------------------------------------------------------------
 
-# Functions of arrays, and their gradients by a library: `vjp(f, xs, dys)`, by leaf. There are zeros
-# where nothing is connected, and None for integers.
+# Functions of arrays, and their gradients by a library: `vjp(f, xs, dys)`, by leaf. A gradient is
+# zero for an unconnected input, and None for integers.
 Arrays = Sequence[Any]
 ArrayFunction = Callable[[Arrays], Arrays]
 ArrayVjp = Callable[[ArrayFunction, Arrays, Arrays], Arrays]
 
 
 class OwnCall(Protocol):
-    """A call of a foreign op, for `builtin` and `forward` in a rule.
+    """A call of another library's op, for `builtin` and `forward` in a rule.
 
-    Leaves are arrays, all of the library or all Tensors; numbers and None stand between them.
+    Its leaves are all arrays of the library or all Tensors, with numbers and None between them.
     """
 
-    vjp: Any  # the function by which the library differentiates others: an `ArrayVjp`
+    vjp: Any  # the function by which the library differentiates functions: an `ArrayVjp`
 
     def pull(
         self, xs: Sequence[Any], dys: Sequence[Any], only: int | None = None
     ) -> Mapping[int, Any]:
-        """Return the library's own gradients, by leaf; None, or no entry, where there is none.
+        """Return the library's own gradients, by leaf; None, or no entry, for no gradient.
 
-        Of one leaf alone, if `only` is its place.
+        With `only`, return the gradient of the leaf at this position alone.
         """
         ...
 
     def values_at(self, leaves: Sequence[Any]) -> Sequence[Any]:
-        """Return the op's results for other inputs, without those that only the rule takes."""
+        """Return the op's results for other inputs, without the inputs that only the rule takes."""
         ...
 
 
 def on_tensors(f: ArrayFunction, vjp: ArrayVjp, xs: Sequence[Any]) -> Sequence[Any]:
-    """Return `f(xs)` for arrays or Tensors; of Tensors it is an op, whose gradient is `vjp`'s."""
+    """Return `f(xs)` for arrays or Tensors. For Tensors it is an op, with the gradient by `vjp`."""
     if not any(isinstance(x, Tensor) for x in xs):
         return f(xs)
     op = Op(
@@ -212,9 +214,10 @@ def on_tensors(f: ArrayFunction, vjp: ArrayVjp, xs: Sequence[Any]) -> Sequence[A
 
 
 class _ByVjp(Rule):
-    """The gradient of a function of arrays, by its library."""
+    """The gradient of a function of arrays, computed by its library."""
 
     name = "builtin"
+    asks_needs = True
 
     def __init__(self, f: ArrayFunction, vjp: ArrayVjp) -> None:
         self.f, self.vjp = f, vjp
@@ -223,12 +226,20 @@ class _ByVjp(Rule):
         return wanted, False
 
     def pull(self, record: Record, dy: Any, wanted: Sequence[int]) -> Any:
-        return [(0, gradients(self.f, self.vjp, record.xs, dy))]
+        return [(0, gradients(self.f, self.vjp, record.xs, dy, record.inputs))]
 
 
-def gradients(f: ArrayFunction, vjp: ArrayVjp, xs: Sequence[Any], dys: Sequence[Any]) -> list[Any]:
-    """Return the gradients of `f(xs)` by a library, of arrays or Tensors; None for integers."""
-    floats = [is_inexact(numpy_dtype(x.dtype)) for x in xs]
+def gradients(
+    f: ArrayFunction, vjp: ArrayVjp, xs: Sequence[Any], dys: Sequence[Any],
+    moves: Sequence[int] | None = None,
+) -> list[Any]:  # fmt: skip
+    """Return a library's gradients of `f(xs)`, for arrays or Tensors.
+
+    The gradients are None for integers, and where `moves` is 0. (The derivative of an unused
+    gradient may be NaN.)
+    """
+    pairs = zip(xs, moves or [1] * len(xs), strict=True)
+    floats = [bool(moving) and is_inexact(numpy_dtype(x.dtype)) for x, moving in pairs]
 
     def back(given: Arrays) -> Arrays:
         dxs = vjp(f, given[: len(xs)], given[len(xs) :])
@@ -242,21 +253,22 @@ def gradients(f: ArrayFunction, vjp: ArrayVjp, xs: Sequence[Any], dys: Sequence[
 
 
 class HostArrays(NamedTuple):
-    """The part of another library in functions that are written with regrad's."""
+    """A library's part in functions that users write with regrad's functions."""
 
     is_array: Callable[[Any], bool]
     as_array: Callable[[Any], Any]
-    # of a function of Tensors, arrays, and a name for messages: its results, as arrays which the
-    # library can differentiate
+    # takes a function of Tensors, arrays, and a name for messages; returns the results as arrays
+    # that the library can differentiate
     bridge: Callable[[Callable[[Sequence[Tensor]], Any], Sequence[Any], str], Sequence[Any]]
-    names_in: Callable[[Sequence[Any]], set[str]]  # those in the code of functions
+    names_in: Callable[[Sequence[Any]], set[str]]  # the names in the code of functions
 
 
 class Asked:
-    """A function of a rule, or several, that may be written with regrad's functions or a host's.
+    """One or several functions of a rule, written with the functions of regrad or of a host.
 
-    `plain` is True if it returns arrays, and None before the first run. The host differentiates a
-    plain function, and regrad any other. `named` holds the names in its code (None: not read yet).
+    `plain` is True if the function returns arrays, and None before the first run. The host
+    differentiates a plain function, and regrad any other. `named` holds the names in its code
+    (None: not read yet).
     """
 
     plain: bool | None = None
@@ -266,8 +278,8 @@ class Asked:
     def either(self, plainly: Callable[[], Any], ours: Callable[[], Any]) -> Any:
         """Return the answer to arrays, by `plainly()`, or by `ours()`, which passes Tensors.
 
-        A function runs once if its code names one library. Otherwise it first gets arrays, and runs
-        again if it cannot take arrays or returns Tensors.
+        A function runs once if its code names one library. Otherwise it gets arrays first, and runs
+        again with Tensors if it cannot take arrays or returns Tensors.
         """
         libraries = (self.named or set()) & LIBRARIES
         if self.plain is False or (self.plain is None and libraries == {"regrad"}):
@@ -290,7 +302,7 @@ class Asked:
 
 
 def _quietly(run: Callable[[], Any]) -> Any:
-    """Run what may turn out to need Tensors."""
+    """Run a function that may turn out to need Tensors, without the warning for this."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DetachedTensorWarning)
         return run()
@@ -300,22 +312,24 @@ def _quietly(run: Callable[[], Any]) -> Any:
 class Call:
     """One call of an op, without its arrays: enough to pull a gradient through it.
 
-    The rule in force is bound to the op. The specs are shape and dtype of each input array, those
-    of the outputs are given if there are several; the attributes have their names in the op.
+    The rule is the active one, bound to the op. The specs are the shape and dtype of each input
+    array. `outputs` has the specs of the outputs if there are several. The attributes have the
+    names of the op's attributes.
     """
 
     rule: Any
     specs: Sequence[Spec]
     attrs: Attrs
-    layout: Layout = None  # which inputs belong to which parameter, where these are not one and one
+    layout: Layout = None  # the inputs of each parameter, if these are not one to one
     outputs: Sequence[Spec] | None = None
     hit: Hit | None = None  # the counter of the call
     own: OwnCall | None = None  # the call itself, for `builtin` and `forward`
 
     def pull(self, xs: Sequence[Any], y: Any, dy: Any, wanted: Sequence[int]) -> list[Any]:
-        """The gradients by the wanted inputs; arrays if given arrays, Tensors if given Tensors.
+        """Return the gradients of the wanted inputs: arrays for arrays, Tensors for Tensors.
 
-        `xs` and `y` hold the values that the rule names, and None elsewhere. None: no gradient.
+        `xs` and `y` hold the values that the rule names, and None elsewhere. An entry is None where
+        there is no gradient.
 
         Raises:
             RuleError: the rule's answer has the wrong number, kind, shape or dtype.
@@ -326,7 +340,7 @@ class Call:
         return [self.checked(record, i, answers.get(i), first) for i in wanted]
 
     def _answers(self, record: Record, dy: Any) -> Any:
-        """Return the rule's answers by leaf, as they are."""
+        """Return the rule's answers by leaf, unchecked."""
         ids = set(record.inputs)
         ids.discard(0)
         if current() is None:
@@ -339,7 +353,7 @@ class Call:
     def pull_either(
         self, xs: Sequence[Any], y: Any, dy: Any, wanted: Sequence[int], ours: Callable[[], Any]
     ) -> Sequence[Any]:
-        """The gradients, given arrays: by a plain rule, or by `ours()`, which passes it Tensors."""
+        """Return the gradients for arrays: by a plain rule, or by `ours()`, with Tensors."""
         record: Any = None
 
         def plainly() -> list[Any]:
@@ -355,7 +369,7 @@ class Call:
         return [self.checked(record, i, dx, first) for i, dx in zip(wanted, found, strict=True)]
 
     def record(self, xs: Sequence[Any], y: Any, wanted: Sequence[int], dy: Any) -> Record:
-        """Return the call as a record on no tape, with what the rule names."""
+        """Return the call as a record that is on no tape, with the values that the rule names."""
         ids = tuple([i + 1 if i in wanted else 0 for i in range(len(self.specs))])
         op, rule = self.rule.op, self.rule.rule
         if self.specs and _is_complex(self.specs[0][1]):
@@ -368,11 +382,11 @@ class Call:
         )  # fmt: skip
 
     def value(self, xs: Sequence[Any], y: Any) -> Any:
-        """Return the value of the function that replaces the op, of its inputs (and its value)."""
+        """Return the value of the op's replacement, from the op's inputs (and its own value)."""
         return self.rule.forward(self.record(xs, y, (), ()))
 
     def checked(self, record: Record, leaf: int, dx: Any, dy: Any) -> Any:
-        """Return a rule's answer for a leaf as that is to be; raise if it cannot be."""
+        """Return a rule's answer for a leaf in the form of the leaf, or raise."""
         if dx is None or dx is NO_GRADIENT or isinstance(dy, Tensor):
             return check_gradient(record, leaf, dx, dy)
         shape, dtype = self.specs[leaf]
@@ -391,8 +405,8 @@ def _first(dy: Any) -> Any:
 def _is_complex(dtype: DTypeLike) -> bool:
     """Return whether a dtype of any library is complex.
 
-    (NumPy compares dtypes with torch's by trying to convert them, and swallows what is raised
-    meanwhile, Ctrl-C too.)
+    (NumPy compares its dtypes with torch's by trying to convert them, and suppresses any exception
+    meanwhile, also Ctrl-C.)
     """
     return "complex" in str(dtype)
 

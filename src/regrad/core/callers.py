@@ -1,4 +1,4 @@
-"""Whose code is running: the package's own folder, and the line outside of it."""
+"""Find the caller: the innermost line that runs outside of regrad's own folder."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from weakref import ref
 import regrad
 from regrad.errors import OpenScopeWarning
 
-PACKAGE = regrad.__path__[0] + os.sep  # what the file names of our code begin with
-CARRIERS = (PACKAGE, contextlib.__file__)  # enter the scopes of others
+PACKAGE = regrad.__path__[0] + os.sep  # the file names of regrad's own code begin with it
+CARRIERS = (PACKAGE, contextlib.__file__)  # code that enters scopes for its callers
 
 
-# By file, where `warnings` notes which lines it has told.
+# By file: `warnings` records here the lines at which it has warned.
 REGISTRIES: defaultdict[str, dict[Any, Any]] = defaultdict(dict)
 
 
@@ -32,7 +32,7 @@ def warn_caller(
 
 
 class _KnownFiles(dict[str, bool]):
-    """The files that are known to be in some folders, or not: the same few again and again."""
+    """Maps file names to whether they are in some folders. The same few files come up often."""
 
     def __init__(self, folders: str | tuple[str, ...]) -> None:
         self.folders = folders
@@ -45,9 +45,9 @@ class _KnownFiles(dict[str, bool]):
 _known_files = functools.cache(_KnownFiles)
 
 
-# Lines, by the code (its id, and a reference: nobody's code is kept alive) and the instruction.
+# Lines by code and instruction. The key has the code's id; a weak reference keeps no code alive.
 _LINES: dict[tuple[int, int], tuple[Any, str]] = {}
-KEPT = 4096  # (code that is written anew each time never comes back)
+KEPT = 4096  # (a line of generated code may never come up again)
 _NOTHING = (lambda: None), ""
 
 
@@ -55,8 +55,8 @@ def find_caller(ours: str | tuple[str, ...] = PACKAGE, above: int = 0) -> str:
     """Return the innermost line that runs outside of these folders: `model.py:12`.
 
     Args:
-        ours: the folders.
-        above: how many callers of this function's caller are known to be in them.
+        ours: The folders.
+        above: The number of callers of this function's caller that are known to be in them.
     """
     within, frame = _known_files(ours), sys._getframe(1 + above)
     code = frame.f_code
@@ -73,7 +73,7 @@ def find_caller(ours: str | tuple[str, ...] = PACKAGE, above: int = 0) -> str:
 
 
 def find_opener() -> tuple[CodeType, int]:
-    """Return the code that enters a scope, and the instruction: for `warn_of_open_scope`."""
+    """Return the code and the instruction that enters a scope, for `warn_of_open_scope`."""
     frame = sys._getframe(2)
     while frame.f_back is not None and frame.f_code.co_filename.startswith(CARRIERS):
         frame = frame.f_back
@@ -81,14 +81,14 @@ def find_opener() -> tuple[CodeType, int]:
 
 
 def warn_of_open_scope(name: str, opener: tuple[CodeType, int]) -> None:
-    """Warn at the line that entered a scope which is collected, so that nobody can leave it."""
+    """Warn at the line that entered a scope, if the scope is collected before its exit."""
     if sys.is_finalizing():
         return
     code, at = opener
     lines = code.co_lines()
     line = next((n for first, end, n in lines if first <= at < end and n), code.co_firstlineno)
     warnings.warn_explicit(
-        f"{name}: the scope that was entered at {code.co_filename}:{line} was never left. It ends "
-        "as it is collected. Enter it with `with`, or keep it and call its __exit__.",
+        f"{name}: the scope that was entered at {code.co_filename}:{line} was never exited. It "
+        "ended when it was collected. Enter it with `with`, or keep it and call its __exit__.",
         OpenScopeWarning, code.co_filename, line,
     )  # fmt: skip

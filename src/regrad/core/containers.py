@@ -1,6 +1,6 @@
-"""Containers of tensors, opened and closed: lists, tuples, dicts, and what optree or JAX knows.
+"""Flatten and rebuild containers of tensors: lists, tuples, dicts, classes of optree or JAX.
 
-A list of plain numbers is one tensor; any other container is a container.
+A list of plain numbers is one tensor. Any other list is a container.
 """
 
 from __future__ import annotations
@@ -44,22 +44,22 @@ def is_number_list(value: object) -> bool:
 
 
 def only(leaves: Sequence[Any]) -> Any:
-    """Closes the container that a single leaf is."""
+    """Rebuild a container that is a single leaf."""
     return leaves[0]
 
 
 def flatten(value: Any) -> tuple[list[Any], Rebuild]:
-    """The leaves of a container, and the function that puts others in their places."""
+    """Return the leaves of a container, and the function that rebuilds it from other leaves."""
     return ([value], only) if type(value) is Tensor else opened(value)[:2]
 
 
 def opened(
     value: Any, is_leaf: Callable[[Any], bool] | None = is_number_list
 ) -> tuple[list[Any], Rebuild, Any]:
-    """As `flatten`, with the structure, which can be compared and hashed.
+    """Like `flatten`, but also return the structure, which is comparable and hashable.
 
-    The leaves of a dict are sorted by key, and the order of its keys is not in the structure:
-    carries, branches and axes are matched by key. `opened_in_order` returns the order, too.
+    The leaves of a dict are sorted by key. The structure does not hold the order of the keys,
+    because carries, branches and axes are matched by key. `opened_in_order` returns the order, too.
     """
     import optree
 
@@ -73,14 +73,15 @@ def opened(
 
 
 def opened_in_order(value: Any) -> tuple[list[Any], Rebuild, Any]:
-    """As `opened`, with the order of the keys of all dicts, at any depth, in the structure.
+    """Like `opened`, but the structure holds the order of the keys of all dicts, at any depth.
 
-    A function sees this order, so a program that is kept for a structure is kept for its order.
+    A function can observe this order. So a program that regrad caches for a structure is for one
+    order.
     """
     order: list[tuple[Any, ...]] = []
 
     def is_leaf(part: Any) -> bool:  # optree visits each part, dicts by sorted keys
-        if part is value:  # the first, and again after a class has been adopted
+        if part is value:  # optree starts, or starts again after regrad has adopted a class
             order.clear()
         if isinstance(part, dict):
             order.append(tuple(part))
@@ -92,12 +93,12 @@ def opened_in_order(value: Any) -> tuple[list[Any], Rebuild, Any]:
 
 
 class Leaves:
-    """A value that is decomposed: the arrays in it, and the containers around them.
+    """A flattened value: the arrays in it, and the containers around them.
 
     Args:
-        value: It holds arrays in containers.
-        kind: The class of arrays.
-        flatten: It opens containers.
+        value: A value that holds arrays in containers.
+        kind: The class of the arrays.
+        flatten: The function that opens containers.
     """
 
     def __init__(
@@ -113,12 +114,12 @@ class Leaves:
         self.rest: list[Any] = replaced(leaves, self.places, [None] * len(self.places))
 
     def close(self, xs: Iterable[Any]) -> Any:
-        """Return the value again, with these arrays in their places."""
+        """Return the value again, with these arrays in place of its own."""
         return self.rebuild(replaced(self.rest, self.places, xs))
 
 
 def replaced(values: Iterable[Any], places: Sequence[int], others: Iterable[Any]) -> list[Any]:
-    """Return values, with others in some places."""
+    """Return values, with others at some positions."""
     made = list(values)
     for i, other in zip(places, others, strict=True):
         made[i] = other
@@ -129,10 +130,10 @@ def tree_map(f: Callable[..., Any], tree: Any, *rest: Any) -> Any:
     """Apply a function to each leaf of a container, and return the results in its structure.
 
     Args:
-        f: A function of a leaf of `tree`, and of what stands in its place in each of `rest`.
+        f: A function of a leaf of `tree`, and of the part at the same position of each `rest`.
         tree: A Tensor, array or number, or any nesting of lists, tuples, dicts and registered
             classes of these. None is a container without leaves.
-        *rest: Containers of the same structure, or of one that goes deeper.
+        *rest: Containers of the same structure, or of a structure that goes deeper.
 
     Returns:
         The results, in the structure of `tree`.
@@ -160,7 +161,7 @@ def tree_map(f: Callable[..., Any], tree: Any, *rest: Any) -> Any:
 
 
 def refuse_closed(value: Any, name: str, api: str) -> None:
-    """Refuse objects that hold Tensors where only containers are opened."""
+    """Raise for objects that hold Tensors if regrad does not open them as containers."""
     if isinstance(value, Tensor):
         return
     for i, leaf in enumerate(opened(value)[0]):
@@ -169,9 +170,9 @@ def refuse_closed(value: Any, name: str, api: str) -> None:
 
 
 CLOSED = (
-    "which is not opened as a container, so the Tensors in it would not be seen. Pass them in a "
-    "list, tuple, dict or named tuple, register the class by optree.register_pytree_node, or let f "
-    "reach the object by its closure."
+    "which regrad does not open as a container, so it would not find the Tensors in it. Pass them "
+    "in a list, tuple, dict or named tuple, register the class by optree.register_pytree_node, or "
+    "let f use the object through its closure."
 )
 
 
@@ -201,19 +202,19 @@ def is_closed(value: object, depth: int = 3) -> bool:
 
 
 def refuse_hidden(leaf: object) -> None:
-    """Refuse a part of what a body returned if Tensors lie in it, or may come from it."""
+    """Raise for a part of a body's result that holds Tensors, or may produce them later."""
     cells = getattr(leaf, "__closure__", None) or ()
     if is_closed(leaf) or any(map(_holds_tensors, cells)):
         raise ArgumentError(
             f"a function that is compiled, batched, repeated or run again returned {kind(leaf)}, "
-            "which is not opened as a container, so the Tensors in it would be lost. Return them "
-            "in a list, tuple, dict or named tuple, or register the class by "
+            "which regrad does not open as a container, so the Tensors in it would be lost. Return "
+            "them in a list, tuple, dict or named tuple, or register the class by "
             "optree.register_pytree_node."
         )
 
 
 def _holds_tensors(cell: CellType) -> bool:
-    """Return whether a function closes over Tensors by this cell."""
+    """Return whether a function holds Tensors in this cell of its closure."""
     try:
         return is_closed((cell.cell_contents,))
     except ValueError:  # an empty cell
@@ -221,7 +222,7 @@ def _holds_tensors(cell: CellType) -> bool:
 
 
 def paths(value: Any, name: str) -> list[str]:
-    """A name for each leaf: `x`, `x['w']`, `x[0].bias`."""
+    """Return a name for each leaf: `x`, `x['w']`, `x[0].bias`."""
     import optree
 
     accessors = optree.tree_accessors(value, is_leaf=is_number_list, namespace=NAMESPACE)
@@ -229,9 +230,9 @@ def paths(value: Any, name: str) -> list[str]:
 
 
 def matched(values: Any, like: Any) -> list[Any]:
-    """The parts of `values` that stand where `like` has leaves; ValueError if they do not fit.
+    """Return the parts of `values` at the leaves of `like`; raise ValueError if they do not fit.
 
-    What a list of numbers is depends on `like`: two leaves, or one tensor of two elements.
+    `like` decides how a list of two numbers counts: as two leaves, or as one tensor.
     """
     if isinstance(like, Tensor):
         return [values]
@@ -245,7 +246,7 @@ def matched(values: Any, like: Any) -> list[Any]:
 
 
 class Container(NamedTuple):
-    """One level of a container: what it is, its parts by key, and its type's name."""
+    """One level of a container: its kind, its parts by key, and the name of its type."""
 
     what: Any
     parts: dict[Any, Any]
@@ -253,14 +254,14 @@ class Container(NamedTuple):
 
 
 class Hole(NamedTuple):
-    """The place of a tensor among the arguments of a call: its number among the inputs."""
+    """The position of a tensor in a call's arguments, with its number among the inputs."""
 
     number: int
 
 
-NUMBER: Any = object()  # the place of a number, which is no tensor in this call
+NUMBER: Any = object()  # marks a number, which is not a tensor in this call
 
-# a list is as good as a tuple, and a dict is its keys, in any order
+# An answer may use a list for a tuple, and any dict with the same keys, in any order.
 KINDS: dict[type[Any] | None, type[Any]] = {
     list: list,
     tuple: list,
@@ -271,13 +272,13 @@ KINDS: dict[type[Any] | None, type[Any]] = {
 
 
 def container(type: Any, keys: Iterable[Any], what: Any, parts: Iterable[Any]) -> Container:
-    """One level of a container."""
+    """Return one level of a container."""
     keys = getattr(type, "_fields", keys)
     return Container(what, dict(zip(keys, parts, strict=True)), type.__name__)
 
 
 def nested(spec: PyTreeSpec, leaves: Iterator[Any]) -> Any:
-    """A structure of optree's around some leaves, as Containers; None stays None."""
+    """Return a structure of optree, filled with leaves, as Containers; None stays None."""
     if spec.type is type(None):
         return None
     if spec.is_leaf():
@@ -287,16 +288,16 @@ def nested(spec: PyTreeSpec, leaves: Iterator[Any]) -> Any:
 
 
 def with_holes(leaves: list[Any], places: Sequence[int], spec: PyTreeSpec) -> Callable[[], Any]:
-    """Return a maker, for `Arguments`: of arguments that are opened, with tensors in some places.
+    """Return a `make` function for `Arguments`: it returns flattened arguments as Containers.
 
-    It holds none of the tensors.
+    There is a Hole at each of the given places. The function keeps no tensors alive.
     """
     slots = replaced(map(marked, leaves), places, map(Hole, range(len(places))))
     return lambda: nested(spec, iter(slots)).parts.values()
 
 
 def read(value: Any) -> Any:
-    """A container as Containers."""
+    """Return a container as Containers."""
     import optree
 
     leaves, spec = optree.tree_flatten(value, namespace=NAMESPACE)
@@ -305,18 +306,18 @@ def read(value: Any) -> Any:
 
 @dataclass(eq=False)
 class Arguments:
-    """The structure of a call's arguments, which the gradients by them have to match.
+    """The structure of a call's arguments, which the gradients have to match.
 
     Args:
-        function: What was called; errors name its parameters.
-        name: What it is called.
-        count: How many tensors the arguments hold.
+        function: The called function. Errors name its parameters.
+        name: The function's name for messages.
+        count: The number of tensors in the arguments.
         make: Returns the arguments as Containers, with a Hole for each tensor, and the result of
             `marked` elsewhere.
-        rest: Returns the result of `marked` for each further argument that a call of so many
-            could have had.
+        rest: Returns the result of `marked` for each further argument that a call with this many
+            arguments could have had.
 
-    No tensor is held, and nothing is computed before an answer or a name is asked for.
+    The object holds no tensors, and computes nothing until it reads an answer or a name.
     """
 
     function: Callable[..., Any]
@@ -372,7 +373,7 @@ class Arguments:
         )
 
     def _fitting(self, structures: Iterable[Any], given: Any) -> list[list[Any]]:
-        """Return the gradients that an answer has in each of the structures that it fits."""
+        """Return the gradients in an answer, once for each structure that the answer matches."""
         found = []
         for expected in structures:
             gradients = [None] * self.count
@@ -381,7 +382,7 @@ class Arguments:
         return found
 
     def _longer(self, answer: Any) -> list[Any]:
-        """The lists with entries for further arguments that are as long as an answer."""
+        """Return the lists with entries for further arguments that are as long as an answer."""
         count = len(answer.parts) if type(answer) is Container else 0
         held = len(_with_numbers(self.given))
         lists = (len(self.given), self.every), (held, _with_numbers(self.every))
@@ -396,10 +397,10 @@ class Arguments:
         return f"{structure}.{held * (count > len(shown))}"
 
     def needs(self, wanted: Sequence[Any]) -> tuple[Any, ...]:
-        """Return whether the gradient by each argument that holds tensors or numbers is wanted.
+        """Return which gradients are needed, for each argument that holds tensors or numbers.
 
         `wanted` has an entry for each tensor. A result has the structure of its argument, with
-        False in the place of each value that is not a tensor.
+        False in place of each value that is not a tensor.
         """
         return tuple([_filled(arg, wanted) for arg in _with_numbers(self.every)])
 
@@ -411,7 +412,7 @@ def marked(value: object) -> Any:
 
 
 def _with_numbers(args: Sequence[Any]) -> list[Any]:
-    """The arguments that hold tensors or numbers."""
+    """Return the arguments that hold tensors or numbers."""
     return [arg for arg in args if _may_hold(arg)]
 
 
@@ -428,7 +429,7 @@ def _list_of(parts: Sequence[Any]) -> Container:
 
 
 def _filled(arg: Any, values: Sequence[Any]) -> Any:
-    """An argument with a value in the place of each tensor, and False elsewhere."""
+    """Return an argument with a value in place of each tensor, and False elsewhere."""
     if type(arg) is not Container:
         return bool(values[arg.number]) if type(arg) is Hole else False
     parts = {key: _filled(part, values) for key, part in arg.parts.items()}
@@ -440,7 +441,7 @@ def _filled(arg: Any, values: Sequence[Any]) -> Any:
 
 
 def _fits(expected: Any, given: Any, gradients: list[Any]) -> bool:
-    """Return whether an answer has the expected structure; put its gradients in place."""
+    """Return whether an answer has the expected structure; add its gradients to `gradients`."""
     if given is None or expected is NUMBER:
         return True
     if type(expected) is Hole:
@@ -448,13 +449,13 @@ def _fits(expected: Any, given: Any, gradients: list[Any]) -> bool:
         return type(given) is not Container
     if type(given) is not Container:
         return False
-    if expected is None:  # nothing that has a gradient
+    if expected is None:  # this part has no gradient
         return all(_fits(None, part, gradients) for part in given.parts.values())
     if given.what != expected.what or not given.parts.keys() <= expected.parts.keys():
         return False
     if expected.what is not dict and len(given.parts) < len(expected.parts):
         return False
-    # what holds no tensor may be left out of a dict
+    # a dict may omit parts that hold no tensor
     return all(
         _fits(part, given.parts[key], gradients) if key in given.parts else not any(_holes(part))
         for key, part in expected.parts.items()
@@ -462,7 +463,7 @@ def _fits(expected: Any, given: Any, gradients: list[Any]) -> bool:
 
 
 def _holes(value: object, path: str = "") -> Iterator[tuple[int, str]]:
-    """The places of tensors in an argument, each with its path."""
+    """Yield the position of each tensor in an argument, with its path."""
     if type(value) is Hole:
         yield value.number, path
     elif type(value) is Container:
@@ -476,7 +477,7 @@ def _step(value: Container, key: object) -> str:
 
 
 def _shown(value: object, path: str = "") -> str:
-    """A structure for a message: tensors by their paths, or what came in their places."""
+    """Return a structure for a message: tensors by their paths, other values by their kind."""
     if type(value) is not Container:
         return path if type(value) is Hole else kind(value)
     parts = {k: _shown(part, path + _step(value, k)) for k, part in value.parts.items()}

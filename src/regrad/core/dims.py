@@ -1,8 +1,8 @@
 """Sizes that are known only when a graph runs, and the shapes made of them.
 
-A `Dim` is arithmetic over such sizes. It may be handed on (to `reshape`, to an attribute of an
-op) and computed with, and it is equal to itself; a question that only the run can answer (is it
-1? is it larger than 3?) is an UnknownShapeError, never a guess.
+A `Dim` is arithmetic over unknown sizes. A program can pass it on (to `reshape`, to an attribute of
+an op) and compute with it, and it is equal to itself. Only the run can decide other comparisons
+(is it 1? is it larger than 3?): a `Dim` raises UnknownShapeError for these, and never guesses.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from regrad.errors import ArgumentError, RegradError, UnknownShapeError, brief
 
 
 class ErrorTerms(NamedTuple):
-    """An expression as the user of a graph wrote it, for messages."""
+    """Expressions that error messages recommend to the author of a graph."""
 
     size: str = "the shape as a tensor"
     choice: str = "cond or where"
@@ -26,7 +26,7 @@ class ErrorTerms(NamedTuple):
 
 
 class SizeSource:
-    """The source of a size: a symbol of a graph, or its replacement while shapes are tried."""
+    """The source of a size: a symbol of a graph, or a placeholder during shape inference."""
 
     __slots__ = ("id",)
 
@@ -39,7 +39,7 @@ class SizeSource:
 
 @lru_cache(maxsize=1 << 16)
 def _numbered(key: tuple[object, ...]) -> int:
-    """One number for each key (a key that was forgotten gets a new one, which does no harm)."""
+    """Return one number for each key. (A key that was evicted safely gets a new number.)"""
     return next(_numbers)
 
 
@@ -57,7 +57,7 @@ def _exchanged(compute: Callable[..., Any], sign: str) -> Callable[..., Any]:
 
 
 class Dim:
-    """A size that is known only when the graph runs: a leaf, or arithmetic on others."""
+    """A size that is known only when the graph runs: a leaf, or arithmetic on other sizes."""
 
     __slots__ = ("args", "compute", "key")
 
@@ -66,8 +66,8 @@ class Dim:
     ) -> None:
         self.compute: Callable[..., Any] = compute
         self.args: tuple[Any, ...] = args  # Dims, ints, and (in a leaf) the symbol
-        # Two Dims with one key are equal whatever the run will be. The key of arithmetic is its
-        # kind and a number, so that keys do not grow with what they stand for.
+        # Two Dims with one key are equal in every run. The key of arithmetic is its kind and a
+        # number, so that keys do not grow with the expression.
         made = any(isinstance(arg, Dim) for arg in args)
         self.key: tuple[Any, ...] = (key[0], _numbered(key)) if made else key
 
@@ -121,7 +121,7 @@ class Dim:
 
     @property
     def value(self) -> None:
-        """None: not known yet."""
+        """None, because the size is not known yet."""
         return None
 
     def __repr__(self) -> str:
@@ -132,7 +132,7 @@ OPEN: tuple[type, ...] = (Dim,)  # the types of sizes that are not numbers yet
 
 
 def add_open(kind: type) -> None:
-    """Let another library's symbolic sizes through where a Dim may pass (those of jax.export)."""
+    """Accept another library's symbolic sizes wherever a Dim is valid, as for jax.export."""
     global OPEN
     if kind not in OPEN:
         OPEN = (*OPEN, kind)
@@ -145,7 +145,7 @@ NEUTRAL = {("+", 0), ("-", 0), ("*", 1), ("//", 1)}
 def _arithmetic(
     compute: Callable[[int, int], int], sign: str, a: Dim | float, b: Dim | float
 ) -> Any:
-    """`a sign b`; neutral elements vanish, so that equal sizes stay recognisable."""
+    """Return `a sign b`. Neutral elements are dropped, so that equal sizes stay recognizable."""
     if sign == "/" or not isinstance(a, Dim | int) or not isinstance(b, Dim | int):
         return _fraction(sign, a, b)
     if isinstance(b, int) and (sign, b) in NEUTRAL:
@@ -164,9 +164,9 @@ def _arithmetic(
 
 
 def _fraction(sign: str, a: Dim | float, b: Dim | float) -> Any:
-    """Refuse an operand that sizes cannot compute with: raise for numbers, defer to other types."""
+    """Raise for numbers, because sizes have no fractions; return NotImplemented for other types."""
     if isinstance(a, Dim | int | float) and isinstance(b, Dim | int | float):
-        raise UnknownShapeError(f"a fraction of a size that only the run can tell: {a} {sign} {b}")
+        raise UnknownShapeError(f"a fraction of a size known only in the run: {a} {sign} {b}")
     return NotImplemented
 
 
@@ -175,7 +175,7 @@ def _key(x: Dim | int | None) -> Any:
 
 
 class UnknownRank:
-    """The shape of a symbol of which not even the rank is known."""
+    """The shape of a symbol whose rank is unknown, too."""
 
     __slots__ = ("source",)
 
@@ -214,12 +214,12 @@ Shape = tuple[Any, ...] | UnknownRank  # of ints and Dims
 
 
 def size_of(source: SizeSource, axis: int) -> Dim:
-    """The size of an axis of a symbol."""
+    """Return the size of an axis of a symbol."""
     return Dim(lambda array: array.shape[axis], (source,), ("size", source.id, axis))
 
 
 def entry_of(source: SizeSource, place: int | None) -> Dim:
-    """An element of a symbol of integers (of rank 1, or of rank 0 if `place` is None)."""
+    """Return an element of an integer symbol of rank 1, or of rank 0 if `place` is None."""
 
     def compute(array: Array) -> int:
         return int(array if place is None else array[place])
@@ -228,7 +228,7 @@ def entry_of(source: SizeSource, place: int | None) -> Dim:
 
 
 def same(a: Shape, b: Shape) -> bool | None:
-    """Return whether two shapes are equal; None if only the run can tell."""
+    """Return whether two shapes are equal; None if only the run can decide."""
     if isinstance(a, UnknownRank) or isinstance(b, UnknownRank):
         return True if a is b or (type(a) is type(b) and a.source is b.source) else None  # pyright: ignore
     if len(a) != len(b):
@@ -250,7 +250,7 @@ def differ(a: Any, b: Any) -> bool:
         a, b: Sizes or shapes; sizes of a graph may be unknown until it runs.
 
     Raises:
-        TypeError: they are neither.
+        TypeError: an argument is neither a size nor a shape.
 
     >>> from regrad.extend import differ
     >>> differ(2, 3), differ((2, 3), (2, 3))
@@ -263,14 +263,14 @@ def differ(a: Any, b: Any) -> bool:
 
 
 def at_least(size: Dim | int, low: int) -> Any:
-    """The larger of a size and a number."""
+    """Return the maximum of a size and a number."""
     if isinstance(size, Dim):
         return Dim(max, (size, low), ("max", size.key, low))
     return max(size, low)
 
 
 def merged(a: Shape, b: Shape) -> tuple[Any, ...] | None:
-    """Return the shape that follows from two of one tensor; None if the rank is still unknown."""
+    """Return the shape that follows from two shapes of one tensor; None if the rank is unknown."""
     if isinstance(a, UnknownRank) or isinstance(b, UnknownRank):
         known = b if isinstance(a, UnknownRank) else a
         return None if isinstance(known, UnknownRank) else known
@@ -278,7 +278,7 @@ def merged(a: Shape, b: Shape) -> tuple[Any, ...] | None:
 
 
 def is_known(shape: Shape) -> bool:
-    """Return whether rank and all sizes are plain numbers."""
+    """Return whether the rank and all sizes are known numbers."""
     return not isinstance(shape, UnknownRank) and not any(isinstance(n, OPEN) for n in shape)
 
 
@@ -286,7 +286,7 @@ def is_known(shape: Shape) -> bool:
 
 
 def leaves(value: Any) -> Iterator[Any]:
-    """The symbols on which an attribute depends."""
+    """Yield the symbols on which an attribute depends."""
     for part in parts(value):
         if isinstance(part, Dim):
             yield from _leaves_of(part)
@@ -295,7 +295,7 @@ def leaves(value: Any) -> Iterator[Any]:
 
 
 def parts(value: Any) -> Iterator[Dim | UnknownRank]:
-    """The sizes and shapes in an attribute that only the run can tell."""
+    """Yield the sizes and shapes in an attribute that are known only in the run."""
     if isinstance(value, Dim | UnknownRank):
         yield value
     elif isinstance(value, tuple | list):
@@ -306,7 +306,7 @@ def parts(value: Any) -> Iterator[Dim | UnknownRank]:
 
 
 def mapped(value: Any, change: Callable[[Any], Any]) -> Any:
-    """An attribute with each of its `parts` replaced."""
+    """Return an attribute with each of its `parts` replaced."""
     if isinstance(value, Dim | UnknownRank):
         return change(value)
     if isinstance(value, tuple | list):
@@ -330,7 +330,7 @@ def _leaves_of(dim: Dim) -> Iterator[SizeSource]:
 
 
 def _computed(dim: Dim, arrays: Callable[[SizeSource], Array]) -> int:
-    """The size in a run; each part of the arithmetic is computed once."""
+    """Return the size in a run. Each part of the arithmetic is computed once."""
     known: dict[int, int] = {}
     stack = [dim]
     while stack:
@@ -351,7 +351,7 @@ def _given(arg: SizeSource | int, arrays: Callable[[SizeSource], Array]) -> Any:
 
 
 def resolved(value: Any, arrays: Callable[[SizeSource], Array]) -> Any:
-    """An attribute with each Dim and unknown shape replaced by what it is in this run."""
+    """Return an attribute in which each Dim and unknown shape has its value in this run."""
 
     def in_run(part: Dim | UnknownRank) -> Any:
         known = isinstance(part, Dim)
@@ -361,7 +361,7 @@ def resolved(value: Any, arrays: Callable[[SizeSource], Array]) -> Any:
 
 
 def moved(value: Any, to: Callable[[Any], Any]) -> Any:
-    """An attribute that asks the same of other symbols."""
+    """Return an attribute with the same arithmetic on other symbols."""
 
     def there(part: Dim | UnknownRank) -> Any:
         if isinstance(part, UnknownRank):
@@ -369,7 +369,7 @@ def moved(value: Any, to: Callable[[Any], Any]) -> Any:
         if any(isinstance(a, Dim) for a in part.args):
             args = mapped(part.args, there)
             sign = part.key[0]
-            plain = (sign,) if sign in SIGNS else part.key  # others have more in their keys
+            plain = (sign,) if sign in SIGNS else part.key  # (other keys hold further parts)
             return Dim(part.compute, args, (*plain, *map(_key, args)))
         source = to(part.args[0])
         return Dim(part.compute, (source,), (part.key[0], source.id, *part.key[2:]))
@@ -378,18 +378,18 @@ def moved(value: Any, to: Callable[[Any], Any]) -> Any:
 
 
 def sources(values: Iterable[Any]) -> list[Any]:
-    """The symbols on which attributes depend, each once, in order."""
+    """Return the symbols on which attributes depend, each once, in order."""
     return list({id(s): s for value in values for s in leaves(value)}.values())
 
 
-KINDS = frozenset({int, Dim, type(None)})  # of the sizes in a foreseen shape
+KINDS = frozenset({int, Dim, type(None)})  # the types of sizes in an inferred shape
 
 
 def as_sizes(shape: Iterable[Dim | int | None], what: str) -> tuple[Any, ...]:
-    """Sizes as Python's integers; those not known, Dim and None, stay. `what` is for the error."""
+    """Return sizes as Python ints; Dim and None stay. `what` begins the error message."""
     try:
         return tuple([n if isinstance(n, Dim | None) else operator.index(n) for n in shape])
     except RegradError:
         raise
-    except Exception:  # a TypeError mostly; a class of the caller's may raise anything
+    except Exception:  # usually a TypeError, but a class of the caller's may raise anything
         raise ArgumentError(f"{what}, got {brief(shape)}") from None

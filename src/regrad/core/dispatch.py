@@ -1,7 +1,7 @@
-"""The one road that every op call takes: lift, promote, kernel, record.
+"""The path of every op call: lift, promote, kernel, record.
 
-Tensors that have no values yet leave it before the kernel: the `Deferral` that stands in
-`DEFERRALS` under the type of their data takes over.
+Tensors without values (symbols of a graph) leave this path before the kernel. The `Deferral` in
+`DEFERRALS` under the type of their data handles the call instead.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ from regrad.errors import ArgumentError, DTypeError, GradientError, kind, refusa
 
 ndarray = np.ndarray
 TWO = (True, True)
-WEAK = (float, int)  # numbers that take the dtype of a float next to them
+WEAK = (float, int)  # numbers that take the dtype of a float operand
 NUMBERS = (bool, int, float, complex)  # exact types: np.float64 is an array scalar
-PLAIN = frozenset({*NUMBERS, str, tuple, type(None)})  # attributes that are taken as they are
+PLAIN = frozenset({*NUMBERS, str, tuple, type(None)})  # types of attributes that need no conversion
 
 
 class Deferral(NamedTuple):
-    """The way of computing where tensors have no values yet, because a graph will compute them."""
+    """The functions for tensors that have no values yet, because a graph will compute them."""
 
-    call: Call  # put an op of such tensors into the graph
-    enter: Callable[[Tensor], Tensor]  # what stands for one in the branch that is being built
-    measure: Callable[[Dim], Tensor]  # a size that only the run can tell
-    fit: Callable[[Tensor, Shape, str], Tensor]  # a tensor whose shape the run will check
-    pull: Callable[[Record, Any, set[int]], dict[int, Any]]  # gradients by a rule, in the run
+    call: Call  # adds an op on these tensors to the graph
+    enter: Callable[[Tensor], Tensor]  # returns the symbol in the open branch
+    measure: Callable[[Dim], Tensor]  # returns a size that is known only in the run
+    fit: Callable[[Tensor, Shape, str], Tensor]  # returns a tensor whose shape the run checks
+    pull: Callable[[Record, Any, set[int]], dict[int, Any]]  # a rule's gradients in the run
 
 
 Call = Callable[[Op, tuple[Tensor, ...], Attrs, Layout], Any]
@@ -51,15 +51,15 @@ DEFERRALS: dict[type, Deferral] = {}  # by the type of a tensor's data
 
 
 class WeakScalar(Tensor):
-    """A Python number that a compiled function was given: traced, and weak as the number itself."""
+    """A traced Python number, an argument of a compiled function. It is weak like any number."""
 
-    __slots__ = ("example",)  # a number of its Python type
+    __slots__ = ("example",)  # a number of the same Python type
 
     example: complex
 
     @classmethod
     def of(cls, x: Tensor, example: complex) -> WeakScalar:
-        """A traced scalar as a number."""
+        """Return a traced scalar as a number."""
         y = cls()
         y._data, y._id, y.example = x._data, x._id, example
         return y
@@ -92,12 +92,12 @@ def _is_complex(x: object) -> bool:
 
 
 def constant(value: complex, dtype: np.dtype) -> Tensor:
-    """A Python number as a Tensor of rank 0, shared between calls (Tensors do not change)."""
+    """Return a Python number as a Tensor of rank 0. Calls share it, as Tensors are immutable."""
     return _constant(value, dtype) if value else _constant(value, dtype, repr(value))  # -0.0 == 0.0
 
 
 def lift(value: TensorLike, integers: bool = False) -> Tensor:
-    """Anything that an op accepts for a tensor, as a Tensor; arrays are copied."""
+    """Return a Tensor for any value that an op accepts as a tensor. Arrays are copied."""
     if isinstance(value, Tensor):
         return value.alone() if type(value) is WeakScalar else value
     if type(value) in NUMBERS:
@@ -108,7 +108,7 @@ def lift(value: TensorLike, integers: bool = False) -> Tensor:
         value = np.asarray(value)
     if isinstance(value, Dim):
         return DEFERRALS[type(next(dims.leaves(value)))].measure(value)
-    if isinstance(value, dims.OPEN):  # JAX's
+    if isinstance(value, dims.OPEN):  # a symbolic size of JAX
         return wrap(value.__jax_array__())
     if is_array(value):
         state = current() if LIVE else None
@@ -126,14 +126,14 @@ def lift(value: TensorLike, integers: bool = False) -> Tensor:
 
 
 def differentiable(value: TensorLike) -> Tensor:
-    """As `lift`; a traced Python integer is a float, as Python integers are."""
+    """Like `lift`, but a traced Python integer becomes a float, as Python integers do."""
     if type(value) is WeakScalar:
         return as_dtype(value.alone(), number_dtype(value.example))
     return lift(value)
 
 
 def is_plain(value: object) -> bool:
-    """Return whether a value is a Python number or a list of them, which have no dtype."""
+    """Return whether a value is a Python number or a list of numbers, which have no dtype."""
     return type(value) in NUMBERS or isinstance(value, list | tuple)
 
 
@@ -149,12 +149,12 @@ def _from_list(values: Sequence[Any], integers: bool) -> np.ndarray:
 
 
 def lift_as(value: TensorLike, dtype: np.dtype) -> Tensor:
-    """As `lift`, under a dtype; Python numbers take it at once, not by way of float32."""
+    """Like `lift`, with a dtype. Python numbers get it directly, without rounding to float32."""
     return wrap(numbers.under(value, dtype)) if is_plain(value) else as_dtype(lift(value), dtype)
 
 
 def prepare(op: Op, leaves: Sequence[TensorLike], parameters: Sequence[int]) -> tuple[Tensor, ...]:
-    """The leaves of a call as Tensors, those that the op promotes under their common dtype."""
+    """Return the leaves of a call as Tensors. Inputs that the op promotes get a common dtype."""
     promoted = [op.promotes[p] for p in parameters]
     xs: list[Any] = []
     try:
@@ -175,7 +175,7 @@ def prepare(op: Op, leaves: Sequence[TensorLike], parameters: Sequence[int]) -> 
 
 
 def _blame(error: Exception, op: Op, left: list[str]) -> Exception:
-    """Return the error for inputs that are not tensors; the first one left is to blame."""
+    """Return the error for inputs that are not tensors. It names the first input in `left`."""
     name = f"{op.name}: {left[0]}" if left else op.name
     return error if is_of_caller(error) else refusal(error, name, {})
 
@@ -195,16 +195,16 @@ def _check_dtypes(op: Op, xs: Sequence[TensorLike], parameters: Sequence[int]) -
 
 
 def common_dtype(xs: Sequence[Any]) -> np.dtype:
-    """The dtype of an expression of Tensors and Python numbers."""
+    """Return the dtype of an expression of Tensors and Python numbers."""
     plain = [x.example if type(x) is WeakScalar else x for x in xs if type(x) in WEAKEST]
     dtypes = [x.dtype for x in xs if type(x) not in WEAKEST]
-    if not dtypes:  # traced integers among themselves stay integers
+    if not dtypes:  # an expression of traced integers alone has an integer result
         dtypes = [x.dtype for x in xs if type(x) is WeakScalar and type(x.example) is int]
     return common(dtypes, plain)
 
 
 def common(dtypes: list[np.dtype], plain: Sequence[complex]) -> np.dtype:
-    """The dtype that these promote to; plain numbers are weak."""
+    """Return the dtype to which these promote. Plain numbers are weak."""
     dtype = promote(dtypes or [number_dtype(n) for n in plain])
     for number in plain:
         dtype = weak(number, dtype)
@@ -212,7 +212,7 @@ def common(dtypes: list[np.dtype], plain: Sequence[complex]) -> np.dtype:
 
 
 def as_dtype(x: Tensor | complex, dtype: np.dtype) -> Tensor:
-    """A number or Tensor under `dtype`; a real conversion is a record of its own."""
+    """Return a number or Tensor in `dtype`. An actual conversion makes its own record."""
     if not isinstance(x, Tensor):
         return constant(x, dtype)
     return x if x.dtype == dtype else run(PROMOTE, (x,), {"dtype": dtype})
@@ -225,7 +225,7 @@ WEAKEST = (*NUMBERS, WeakScalar)
 
 
 def call(op: Op, arguments: tuple[Any, ...], attrs: Attrs) -> Any:
-    """Run an op on the arguments of the user."""
+    """Run an op on the caller's arguments."""
     try:
         for name, value in attrs.items():
             if type(value) not in PLAIN:
@@ -247,7 +247,7 @@ def call(op: Op, arguments: tuple[Any, ...], attrs: Attrs) -> Any:
 
 
 def _pair(a: Any, b: Any) -> tuple[Tensor, Tensor] | None:
-    """Two operands that need no promotion."""
+    """Return two operands that need no promotion, or None."""
     p: Any = getattr(a, "_data", None)
     q: Any = getattr(b, "_data", None)
     if type(a) is Tensor or type(b) is Tensor:
@@ -265,28 +265,28 @@ def _pair(a: Any, b: Any) -> tuple[Tensor, Tensor] | None:
 
 def _attribute(op: Op, name: str, value: Any) -> Any:
     if isinstance(value, np.generic):
-        return value.item()  # NumPy's scalars are not weak, Python's are
+        return value.item()  # a NumPy scalar would not be weak, unlike a Python number
     if isinstance(value, list):
         try:
-            return freeze(value)  # the record keeps it, the caller may change it
+            return freeze(value)  # the record keeps it, and the caller may change the list
         except RecursionError as error:
             raise refusal(error, op.name, {name: value}) from None
     if is_tensor(value):
         raise ArgumentError(
             f"{op.name}: {name} is an attribute, not an input, and takes no Tensor. "
-            f"Give a plain Python value: int({name}), float({name}) or {name}.tolist(); for an "
-            "argument of a compiled function name it in static_argnames."
+            f"Pass a plain Python value: int({name}), float({name}) or {name}.tolist(). If it is "
+            "an argument of a compiled function, list it in static_argnames."
         )
     return value
 
 
 def freeze(value: Any) -> Any:
-    """A list as a tuple, all the way down."""
+    """Return a list as a tuple, at all levels."""
     return tuple(map(freeze, value)) if isinstance(value, list | tuple) else value
 
 
 def _leaves(op: Op, arguments: Sequence[Any]) -> tuple[list[Any], list[int], tuple[Place, ...]]:
-    """Sequences opened and absent tensors left out: leaves, their parameters, the places."""
+    """Return the leaves of a call, the parameter of each leaf, and the place of each parameter."""
     leaves: list[Any] = []
     parameters: list[int] = []
     layout: list[Place] = []
@@ -317,7 +317,7 @@ def _sequence(op: Op, name: str, value: Any) -> list[Any]:
 
 
 def run(op: Op, xs: tuple[Tensor, ...], attrs: Attrs, layout: Layout = None) -> Any:
-    """Compute an op on Tensors, and record it where a tape watches."""
+    """Compute an op on Tensors, and record it on the tapes that watch them."""
     if LIVE and (state := current()) is not None and state.region is not None:
         xs = tuple(map(state.region.enter, xs))
     for x in xs:
@@ -330,10 +330,10 @@ def run(op: Op, xs: tuple[Tensor, ...], attrs: Attrs, layout: Layout = None) -> 
 def computed(op: Op, xs: tuple[Tensor, ...], attrs: Attrs, layout: Layout = None) -> Any:
     """Return the result of an op's kernel for Tensors, without a record."""
     arrays: Any = [x._data for x in xs]
-    if len(arrays) == 1:  # as of most ops
+    if len(arrays) == 1:  # the most frequent case
         kernel = op.kernels[type(arrays[0])]
     elif not arrays:
-        kernel = partial(_make, JAX.xp)  # of MADE, the only op without inputs
+        kernel = partial(_make, JAX.xp)  # the kernel of MADE, the only op without inputs
     else:
         types = {*map(type, arrays)}
         if len(types) > 1:
@@ -352,19 +352,19 @@ def rerun(
     op: Op, xs: tuple[Tensor, ...], attrs: Attrs, layout: Layout,
     rule: Rule,
 ) -> Any:  # fmt: skip
-    """Run an op that ran before, under the rule that was in force then."""
+    """Run an op again, under the rule that was active in the first run."""
     y = computed(op, xs, attrs, layout)
     record(op, xs, attrs, y, layout, rule)
     return y
 
 
 def stand_in(x: Tensor, data: Array) -> Tensor:
-    """A Tensor (or number) like x around another array."""
+    """Return a Tensor (or number) like x around another array."""
     return WeakScalar.of(wrap(data), x.example) if isinstance(x, WeakScalar) else wrap(data)
 
 
 def _one_library(arrays: Sequence[Array]) -> list[Any]:
-    """NumPy data taken over to the library of the rest."""
+    """Return the arrays with NumPy data converted to the library of the others."""
     backend = backend_of(*arrays)
     names = {BACKENDS[type(a)].name for a in arrays} - {"numpy"}
     if len(names) > 1:
@@ -384,15 +384,15 @@ def wrap_results(data: Array) -> Any:
 
 
 def array_of(data: Array) -> Any:
-    """NumPy turns results of rank 0 into scalars; a Tensor holds arrays."""
+    """Return an array for a result of a kernel. (NumPy's results of rank 0 are scalars.)"""
     if type(data) in NUMBERS:
         raise ArgumentError(
-            f"a kernel must return arrays of its namespace, this one returned {data!r}"
+            f"a kernel must return arrays of its namespace, but this kernel returned {data!r}"
         )
     return np.asarray(data) if isinstance(data, np.generic) else data
 
 
-# -- two private ops, which no override can name ---------------------------------------------
+# -- private ops, which no override can name -------------------------------------------------
 
 
 def _private(name: str, kernel: Kernel, rule: RuleFunction, *attrs: str) -> Op:
@@ -403,12 +403,12 @@ def _private(name: str, kernel: Kernel, rule: RuleFunction, *attrs: str) -> Op:
 
 
 def _promote_rule(dy, x_dtype):
-    """The gradient under the input's own dtype; an integer input keeps what arrives."""
+    """Return the gradient in the input's own dtype; unchanged for an integer input."""
     dtype = backends.numpy_dtype(x_dtype)
     return as_dtype(dy, dtype) if is_inexact(dtype) else dy
 
 
-LITERAL = 64  # elements of a constant that is built into a program
+LITERAL = 64  # the most elements of a constant that is embedded in a program
 
 
 def _make(xp: Namespace, function: str, args: tuple[Any, ...], dtype: np.dtype) -> Any:
@@ -418,10 +418,11 @@ def _make(xp: Namespace, function: str, args: tuple[Any, ...], dtype: np.dtype) 
 def made_in_trace(
     function: str, args: tuple[Any, ...], dtype: np.dtype, size: int
 ) -> Tensor | None:
-    """A constant as an op of the program that is being traced, by NumPy's name for it.
+    """Return a constant as an op of the program that is being traced. NumPy's name selects it.
 
-    None where no program is traced, and for small constants, which Python may read. XLA folds all
-    that hangs on a literal, one element at a time; what an op without inputs makes it computes.
+    Return None if regrad traces no program, or if the constant is small: Python code may read a
+    small constant. XLA folds all ops that depend on a literal, one element at a time. It computes
+    the ops that depend on an op without inputs.
     """
     state = current() if LIVE else None
     if state is None or state.region is None or not state.region.traced:
@@ -443,13 +444,13 @@ PROMOTE = _private("_Promote", backends.cast, _promote_rule, "dtype")
 
 
 def in_region(x: Tensor) -> Tensor:
-    """Return the Tensor that stands for this one in the open region; itself if none is open."""
+    """Return the Tensor that represents x in the open region, or x if no region is open."""
     state = current()
     return x if state is None or state.region is None else state.region.enter(x)
 
 
 def alias_of(x: Tensor) -> Tensor:
-    """The same value under a new id, with no history."""
+    """Return the same value under a new id, with no history."""
     state = current()
     if state is None or state.region is None:
         return rename(x)
@@ -460,7 +461,7 @@ def alias_of(x: Tensor) -> Tensor:
 
 
 def alias(x: Tensor) -> Tensor:
-    """The same value under a new id: what a gradient function differentiates by."""
+    """Return the same value under a new id, with respect to which a function is differentiated."""
     state = current()
     if state is None:
         if type(x) is not Tensor:
@@ -482,7 +483,7 @@ def alias(x: Tensor) -> Tensor:
 
 
 def rename(x: Tensor) -> Tensor:
-    """The same value under a new id, of which nothing is told."""
+    """Return the same value under a new id, without any record."""
     if type(x) is not Tensor and type(x._data) in DEFERRALS:
         x = DEFERRALS[type(x._data)].enter(x)
     y = type(x)()
@@ -492,7 +493,7 @@ def rename(x: Tensor) -> Tensor:
 
 
 def check_differentiable(x: Tensor, what: str) -> None:
-    """Integers and bools have no gradient: say so before running anything."""
+    """Raise GradientError for integers and bools, which have no gradient, before running."""
     if not is_inexact(x.dtype):
         raise GradientError(
             f"{what} is {x.dtype}, and only floats (and complex numbers) have a gradient. "

@@ -1,16 +1,16 @@
-"""Docstrings of ops: what follows from the declaration of a function is written here, once for all.
+"""Docstrings of ops: this module adds the sections that follow from a function's declaration.
 
-The docstring of an op says what the op computes, its units, range and kinks, and describes the
-arguments that are its own. The texts of arguments that many functions share (`axis`, `keepdims`,
-`device`, the tensors), the result of an elementwise op, and the errors of wrong arguments are
-added, in the order Args, Returns, Raises, before the source and the example:
+The docstring of an op describes what the op computes, its units, range and kinks, and the
+arguments that only this op has. This module adds the texts of shared arguments (`axis`, `keepdims`,
+`device`, the tensors), the result of an elementwise op, and the errors for wrong arguments. They
+come in the order Args, Returns, Raises, before the source and the example. For example,
 
     @op("Sort")
     def sort(xp, x: Tensor, /, *, axis: int = -1) -> Tensor:
         "Return x sorted along `axis`."
 
-has a docstring with `Args:` for x and axis, and with `Raises:`. What a docstring says itself is
-never replaced.
+gets a docstring with `Args:` for x and axis, and with `Raises:`. Text that a docstring already has
+is never replaced.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from regrad.core.protocols import OpLike
 F = TypeVar("F", bound=Callable[..., Any])
 
 INDENT = " " * 4
-# (All run as the library is imported: a pattern that begins with a line break is found fast.)
+# All patterns run when regrad is imported. A pattern that begins with a line break is fast.
 END = re.compile(r"\n(?=Source:|Op types?:|A composition|>>> )")  # where the prose ends
 ENTRY = re.compile(r"\n(?= {4}[\w*])")  # before an argument's line
 ARGS = re.compile(r"\nArgs:\n((?: {4}.*\n?|\n(?= {4}))+)")
@@ -39,11 +39,11 @@ IMPORTS = {  # of examples
 
 
 class Texts(NamedTuple):
-    """The texts of what the functions of a module share."""
+    """The texts that the functions of a module share."""
 
-    shared: Mapping[str, str]  # of arguments, by name and annotation
-    numbers: str  # of tensors
-    error: str  # of what cannot become a tensor
+    shared: Mapping[str, str]  # for arguments, by name and annotation
+    numbers: str  # for tensors
+    error: str  # for values that cannot become a tensor
 
 
 SHARED = {
@@ -62,7 +62,7 @@ NO_AXIS = "AxisError: there is no such axis."
 def complete(doc: str, op: OpLike, annotations: Mapping[str, Any], *, boolean: bool = False) -> str:
     """Return the docstring of an op with the sections that follow from its declaration.
 
-    `boolean` says that the results of an elementwise op are bools.
+    With `boolean`, the results of an elementwise op are bools.
     """
     doc = inspect.cleandoc(doc)
     if op.elementwise:
@@ -82,7 +82,7 @@ def complete(doc: str, op: OpLike, annotations: Mapping[str, Any], *, boolean: b
 
 
 def ordered(annotations: Mapping[str, Any], function: Callable[..., Any]) -> dict[str, Any]:
-    """Return annotations in the order of a function's parameters (Python's have another)."""
+    """Return annotations in the order of a function's parameters, which may be another order."""
     code = function.__code__
     names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
     return {name: annotations[name] for name in names if name in annotations}
@@ -90,7 +90,7 @@ def ordered(annotations: Mapping[str, Any], function: Callable[..., Any]) -> dic
 
 def complete_public(function: F, texts: Texts = TENSORS) -> F:
     """Complete the docstring of a public function of tensors; return the function."""
-    if function.__doc__ is None or "__signature__" in vars(function):  # (rows of v1 are whole)
+    if function.__doc__ is None or "__signature__" in vars(function):  # (rows of v1 are complete)
         return function
     annotations = ordered(function.__annotations__, function)
     doc = inspect.cleandoc(function.__doc__)
@@ -122,7 +122,7 @@ def _importing(doc: str) -> str:
 
 
 def _parted(doc: str) -> tuple[str, str]:
-    """Return the prose and sections of a docstring; and its op type, source and example."""
+    """Return a docstring in two parts: prose and sections; and op type, source and example."""
     found = END.search(f"\n{doc}")
     end = found.start() if found else len(doc)
     return doc[:end].strip(), doc[end:].strip()
@@ -155,7 +155,7 @@ def _with_arguments(head: str, texts: Texts, annotations: Mapping[str, Any]) -> 
 
 
 def _shared(name: str, annotation: Any, texts: Texts) -> str:
-    """Return the text of an argument that many functions have; empty for others."""
+    """Return the text of an argument that many functions have; empty for other arguments."""
     text = texts.shared.get(f"{name}: {annotation}", "")
     return text or (texts.numbers if annotation in ("TensorLike", "Tensor") else "")
 
@@ -166,7 +166,7 @@ def _with_errors(head: str, errors: list[str]) -> str:
     if "\nRaises:\n" not in head:
         return f"{head}\n\n{_section('Raises', *errors)}"
     said = head.partition("\nRaises:\n")[2]
-    more = [INDENT + line for line in errors if line.rstrip(".") not in said]  # or goes on
+    more = [INDENT + line for line in errors if line.rstrip(".") not in said]  # or a longer line
     return "\n".join([head, *more])
 
 

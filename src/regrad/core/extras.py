@@ -1,4 +1,4 @@
-"""Other packages: optional ones, imported on use, and the versions of those that are needed."""
+"""Other packages: import optional packages on use, and check the versions of required ones."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 from regrad.errors import MissingPackageError, lacks
 
-INSTALL = "pip install '.[{}]'"  # in a clone; pyproject.toml says where a release changes it
+INSTALL = "pip install '.[{}]'"  # in a clone; a release changes it as pyproject.toml describes
 
 
 def install_line(extra: str) -> str:
@@ -20,14 +20,14 @@ def install_line(extra: str) -> str:
 
 
 def missing(package: str, extra: str, api: str, error: ImportError) -> MissingPackageError:
-    """Return the error of what needs a package that cannot be imported."""
+    """Return the error for an API that needs a package that cannot be imported."""
     return MissingPackageError(
         f"{api} needs {package}, {lacks(package, error)}. Install it: {install_line(extra)}"
     )
 
 
 def needed(module: str, extra: str, api: str) -> Any:
-    """Return a module of an optional package, or raise the error that says how to install it."""
+    """Import a module of an optional package, or raise an error with the install command."""
     try:
         return import_module(module)
     except ImportError as error:
@@ -35,9 +35,10 @@ def needed(module: str, extra: str, api: str) -> Any:
 
 
 def refuse_older(name: str, oldest: str) -> None:
-    """Refuse a package in a version that is older than all that are tested.
+    """Raise MissingPackageError for a package that is older than every tested version.
 
-    Its file tells the version of a package that is not imported: an import of SciPy takes long.
+    An import of SciPy is slow. So the version of a package that is not imported yet is read from
+    its file.
     """
     version = getattr(sys.modules.get(name.lower()), "__version__", None)
     if version is None and (spec := find_spec(name.lower())) is not None:

@@ -1,20 +1,21 @@
 """Public functions of ops of one or two tensors, with a fast path to their kernels.
 
-The fast path is `dispatch.call` with the branches taken out that few calls need: Tensors of one
-library and dtype, no attributes, and at most one tape and nothing else in force. Everything else
-goes by `call`. Each function is one frame, because a call of Python is what its time is made of.
+The fast path is `dispatch.call` without the branches that few calls need. It serves Tensors of one
+library and dtype, without attributes, with at most one open tape and nothing else active. `call`
+handles all other cases. Each function is one frame, because most of its time is the Python call.
 
 The conditions of the two functions are the key of the fast path. The key is complete: before the
-kernel, `call` depends on nothing else but
+kernel, `call` depends only on
 
 * classes: a number, a list, a Variable or a traced number has to be lifted (`lift`);
 * dtypes, and for two tensors libraries: `call` promotes tensors that differ, and dtypes outside the
   op's `kinds`;
 * the region: it replaces tensors from outside its body by inputs.
 
-After the kernel, `record` depends on the tapes of other threads, the rules in force for this op
-type, several tapes or a tape that does not admit every op (no `recorder`), and complex numbers,
-which have conjugated rules. Where one of these is possible, the fast path calls `record`.
+After the kernel, `record` depends on the tapes of other threads, on the rules that are active for
+this op type, on whether several tapes are open or a tape does not admit every op (no `recorder`),
+and on complex numbers, which have conjugated rules. If one of these is possible, the fast path
+calls `record`.
 """
 
 from __future__ import annotations
@@ -36,11 +37,11 @@ from regrad.core.tracebacks import fold
 from regrad.errors import NumberRangeError, prefixed
 
 ndarray = np.ndarray
-DOUBLE = REAL[1]  # asked for first: dtypes that differ are compared slowly
+DOUBLE = REAL[1]  # tested first, because comparing unequal dtypes is slow
 
 
 def unary(op: Op) -> Callable[..., Any]:
-    """The public function of an op of one tensor and no attributes."""
+    """Return the public function of an op of one tensor and no attributes."""
     kernels = op.kernels
     kinds = op.kinds
 
@@ -83,7 +84,7 @@ def unary(op: Op) -> Callable[..., Any]:
 
 
 def binary(op: Op) -> Callable[..., Any]:
-    """The public function of an op of two tensors that promote, and no attributes."""
+    """Return the public function of an op of two tensors that promote, and no attributes."""
     kernels = op.kernels
     kinds = op.kinds
 

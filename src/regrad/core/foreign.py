@@ -1,7 +1,7 @@
 """Rules for ops of other libraries, for `regrad.torch` and `regrad.jax`.
 
-A foreign op keeps its forward pass and its arrays. Its gradient is pulled through a record (see
-`core.call`), as for an op of our own, so rules take the same forms and answers get the same checks.
+A foreign op keeps its forward pass and its arrays. A record computes its gradient, as for an op of
+regrad (see `core.call`). So rules take the same forms, and their answers get the same checks.
 """
 
 from __future__ import annotations
@@ -24,10 +24,11 @@ TINY = 1e-19  # its square is above 0 in float32
 
 
 def nonzero(v: Any) -> Any:
-    """Return a Tensor, or an array of any library, moved away from 0 by `TINY`.
+    """Return a Tensor, or an array of any library, plus `TINY`, so that 0 can be a divisor.
 
-    All but the smallest numbers round it off. For those it cancels: what is divided by the result
-    here is multiplied by it there. (It is one pass over memory, which a choice by `v == 0` is not.)
+    Rounding cancels the addition for all but the smallest numbers. For those the effect cancels
+    out, because the caller divides by the result and multiplies by it again. (The addition is one
+    pass over memory. A selection by `v == 0` would be more.)
     """
     return v + TINY
 
@@ -35,20 +36,20 @@ def nonzero(v: Any) -> Any:
 class ForeignRule(Asked):
     """A rule, bound to an op type, for arrays of another library.
 
-    `writes` says whether it writes into the arrays that it is given (None until it first ran).
+    `writes` holds whether the rule writes into its arguments (None before its first run).
     """
 
     writes: bool | None = None
-    key: Any = None  # the one in the map, as reports know it
-    recordings: Any = None  # of its runs, where a library keeps them
-    asks: Any = ()  # the names of parameters and inputs that it asks for, of the call of a module
-    family: Any = None  # the callables that it is for, as it sees them (of torch's)
-    at_site: Callable[[Any], ForeignRule] | None = None  # for a call, if it asks for its `site`
-    once = False  # whether it is for the first derivative alone
-    chooses = False  # whether it stands for several, of which each call gets one
+    key: Any = None  # the key in the map, for reports
+    recordings: Any = None  # recordings of its runs, if the library keeps them
+    asks: Any = ()  # the names of parameters and inputs that the rule takes, for a module's call
+    family: Any = None  # the callables to which the rule applies (for torch)
+    at_site: Callable[[Any], ForeignRule] | None = None  # makes the rule for a call, with `site`
+    once = False  # whether the rule is for the first derivative alone
+    chooses = False  # whether it holds several rules, of which each call gets one
     forward: Forward | None = None  # the function that replaces the op's value
-    may_hold: bool | None = None  # whether its functions reach objects; None: nobody has looked
-    is_surrogate: bool = False  # whether its gradient is that of another function (`vjp_of`)
+    may_hold: bool | None = None  # whether its functions reach objects; None: not checked yet
+    is_surrogate: bool = False  # whether its gradient comes from another function (`vjp_of`)
     is_derivative: bool = False  # whether the library derives its gradient from `forward`
 
     def __init__(self, value: Any, op: Op) -> None:
@@ -69,7 +70,7 @@ class ForeignRule(Asked):
             self.name, self.forward = given.__name__, Forward(given.forward, self.op)
             self.is_derivative = given.is_derivative
         self.has_bias: bool = isinstance(op.rule, OwnBias)
-        # (which may need all inputs)
+        # (builtin may need all inputs)
         self.asks_builtin: bool = not {"builtin", "derivative_"}.isdisjoint(self.rule.extras)
         self.asks_builtin |= self.has_bias
         self.runs_op: bool = self.rule.runs_op
@@ -81,17 +82,17 @@ class ForeignRule(Asked):
 
     @property
     def replaces(self) -> bool:
-        """Return whether it replaces the op's value."""
+        """Return whether the rule replaces the op's value."""
         return self.forward is not None
 
     def for_call(self, filled: Any) -> ForeignRule:
-        """The rule for a call with these arguments."""
+        """Return the rule for a call with these arguments."""
         return self
 
     def plan(self, arrays: tuple[bool, ...], layout: Layout) -> tuple[list[int], list[int], bool]:
-        """Return where arrays are among the values, which the rule names, and if it names y.
+        """Return where arrays are among the values, which ones the rule names, and if it names y.
 
-        The others are numbers, or not given.
+        The other values are numbers, or absent.
         """
         found = self.plans.get((arrays, layout))
         if found is None:
@@ -104,19 +105,19 @@ class ForeignRule(Asked):
         return found
 
     def keeps(self, wanted: Sequence[int]) -> tuple[frozenset[int], bool]:
-        """The inputs (by parameter) that the rule names, and whether it names the output."""
+        """Return the inputs (by parameter) that the rule names, and whether it names the output."""
         return self.rule.keeps(frozenset(wanted))
 
 
 def lender(value: Any) -> str | None:
-    """The op type whose own rule a value in a map stands for."""
+    """Return the op type whose own rule is a value in a map, or None."""
     if isinstance(value, Builtin):
         return value.op.type
     return canonical(value) if isinstance(value, str) and value not in RULES else None
 
 
 def takes_all(value: Any) -> bool:
-    """Return whether a rule takes `**names`, which only a built-in rule can read."""
+    """Return whether a rule takes `**names`, which only a built-in rule can use."""
     if hasattr(type(value), "bound_to"):
         return False
     if (code := plain_code(value)) is not None:
@@ -125,7 +126,7 @@ def takes_all(value: Any) -> bool:
 
 
 def asks_for(value: Any) -> list[str]:
-    """Return the names that a rule asks for; none where it is not in the native form."""
+    """Return the names that a rule takes; empty if the rule is not in the native form."""
     if isinstance(value, Replace):
         return [*parameters(value.forward), *asks_for(value.gradient)]
     value = RULES.get(value, value) if isinstance(value, str) else value
@@ -137,7 +138,7 @@ def asks_for(value: Any) -> list[str]:
     return names[1:] if names[:1] == ["dy"] else []
 
 
-# The names of inputs in a rule for any function, by their number. More inputs are xs, a list.
+# The names of inputs in a rule for any function, by their number. For more inputs it is xs, a list.
 USUAL = {1: ["x"], 2: ["a", "b"]}
 
 
@@ -193,7 +194,7 @@ def names_for(
 
 
 def with_own_gradient(op: Op) -> Op:
-    """Return an op type as another library has it, whose own gradient is that library's."""
+    """Return an op type with the other library's own gradient in place of regrad's."""
     if op.rule.is_foreign:
         return op
     theirs = copy(op)
@@ -202,6 +203,6 @@ def with_own_gradient(op: Op) -> Op:
 
 
 def check_builtin(value: Any, label: str, same: Callable[[Any], bool]) -> None:
-    """Refuse another function's own gradient; `same` says whether a key is the rule's."""
+    """Raise RuleError for another function's gradient. `same` compares a key with the rule's."""
     if isinstance(value, ForeignBuiltin) and not same(value.key):
-        raise RuleError(f"{value!r} is not the gradient of {label!r}; give builtin({label}).")
+        raise RuleError(f"{value!r} is not the gradient of {label!r}; pass builtin({label}).")

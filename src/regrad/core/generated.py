@@ -1,4 +1,4 @@
-"""Functions that are written out as source: run once, and shown by tracebacks and debuggers."""
+"""Functions that regrad generates as source code, which tracebacks and debuggers show."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _NUMBERS = itertools.count(1)
 
 
 class Source:
-    """The source of one function, as Python's `linecache` asks the loader of a module for it.
+    """The source of one function, as a module loader for Python's `linecache`.
 
-    Tracebacks ask it, with the globals of the function, which are the only ones to know it: so the
-    source goes with its function.
+    Tracebacks find the loader in the globals of the function and nowhere else. So the source lives
+    as long as its function.
     """
 
     def __init__(self, text: str) -> None:
@@ -29,10 +29,10 @@ class Source:
 def define(
     name: str, source: str, scope: dict[str, Any], *, lasting: bool = False
 ) -> Callable[..., Any]:
-    """Run source that defines a function, and return that; `scope` becomes its globals.
+    """Run source that defines a function, and return the function; `scope` becomes its globals.
 
-    Its file name lies in the package's folder, so that hits and warnings name the line of the
-    caller. The source of a function that is `lasting` is known to `inspect` as well, for good.
+    Its file name is in the package's folder, so that hits and warnings name the line of the
+    caller. With `lasting`, `inspect` also finds the source, until the process ends.
     """
     file = f"{PACKAGE}<{name} {next(_NUMBERS)}>"
     scope.setdefault("__name__", __name__)

@@ -1,4 +1,4 @@
-"""Several gradients: `builtin(dy)` of an op of several inputs, and `dy` of several outputs."""
+"""Several gradients: `builtin(dy)` for an op of several inputs, and `dy` for several outputs."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any
 
 
 class Gradients(tuple[Any, ...]):
-    """Several gradients, in order, by inputs or outputs: `3 * g`, `-g` and `g + h` work on each.
+    """Gradients of several inputs or outputs, in order. `3 * g`, `-g` and `g + h` apply to each.
 
-    None, for an input or output that has no gradient, stays None.
+    None stays None. It marks an input or output that has no gradient.
     """
 
-    __array_ufunc__ = None  # (NumPy's arrays leave `k * g` to us)
+    __array_ufunc__ = None  # (so that NumPy's arrays leave `k * g` to `__rmul__`)
 
     def __mul__(self, factor: Any) -> Any:
         return each(operator.mul, self, factor)
@@ -45,14 +45,14 @@ def _paired(other: Any) -> Any:
 
 
 def each(function: Callable[[Any, Any], Any], a: Any, b: Any) -> Gradients:
-    """Return a function of each gradient of `Gradients` and of what goes with all, or with each."""
+    """Apply a function to each of `Gradients`, with one shared operand or with its own one."""
     n = len(a if isinstance(a, Gradients) else b)
     rows = zip(*[x if isinstance(x, Gradients) else [x] * n for x in (a, b)], strict=True)
     return Gradients([None if x is None or y is None else function(x, y) for x, y in rows])
 
 
 def to_each(function: Callable[[Any], Any], dx: Any) -> Any:
-    """Return a gradient changed by a function; of `Gradients` each, and None as it is."""
+    """Apply a function to a gradient, or to each of `Gradients`. None stays None."""
     if isinstance(dx, Gradients):
         return Gradients([to_each(function, part) for part in dx])
     return None if dx is None else function(dx)

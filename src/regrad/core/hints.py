@@ -1,4 +1,4 @@
-"""The hints that end messages: what users of other libraries write, and what to write here."""
+"""The hints that end messages: they map names of other libraries to regrad's."""
 
 from __future__ import annotations
 
@@ -12,31 +12,31 @@ from typing import Any, NoReturn
 from regrad.core.names import FUNCTIONS, NAMES, OPTIMIZERS, SAME, SEARCHED
 from regrad.errors import near, snake_case
 
-# -- arguments of our functions --------------------------------------------------------------------
+# -- arguments of regrad's functions ---------------------------------------------------------------
 
-_CLOSE_OVER = "Let f reach what is not differentiated by a closure: {api}(lambda x: f(x, option))."
+_CLOSE_OVER = "Bind arguments without a gradient in a closure: {api}(lambda x: f(x, option))."
 _BY_ONE = (
     "Differentiate by one argument of several with {api}(lambda a: f(a, b)), by all with {all}."
 )
-_BY_POSITION = "Give them by position: cond(pred, true_fn, false_fn, *operands)."
-_NO_NAMES = "Axes have no names: f sees single examples. Sum or average the results of vmap."
+_BY_POSITION = "Pass them by position: cond(pred, true_fn, false_fn, *operands)."
+_NO_NAMES = "Axes have no names: f gets single examples. Sum or average the results of vmap."
 _OF_JVP = "Its arguments are called xs and dxs here: jvp(f, [x], [dx])."
-_UNCONNECTED = "Say what an input without a path gets by unconnected='raise', 'zero' or 'none'."
-_ORDERS = "Leave it out: what {api} returns can be differentiated again, to any order."
+_UNCONNECTED = "Choose how to treat an input without a path: unconnected='raise', 'zero' or 'none'."
+_ORDERS = "Leave it out: the gradients that {api} returns are differentiable again, to any order."
 KEYWORDS = {
-    "allow_int": "Integers have no gradient; make floats of them, astype(x, rg.float32).",
+    "allow_int": "Integers have no gradient; convert them to floats, astype(x, rg.float32).",
     **dict.fromkeys(["allow_unused", "unconnected_gradients"], _UNCONNECTED),
     "argnum": "Differentiate by one argument of several with {api}(lambda a: f(a, b)).",
     **dict.fromkeys(["argnums", "wrt"], _BY_ONE),
     **dict.fromkeys(["axis_name", "axis_size", "spmd_axis_name"], _NO_NAMES),
-    "batch_size": "Nothing is done in batches here; vmap does all at once.",
+    "batch_size": "vmap does not work in batches; it processes all examples at once.",
     **dict.fromkeys(["create_graph", "retain_graph"], _ORDERS),
     "device": "device_put(x, device) moves JAX's data, asarray keeps PyTorch's where they are.",
     "eps": "It is called step here.",
     "grad_outputs": "It is called dy here, and goes to the gradient function: grad(f)(x, dy=dy).",
     "has_aux": "grad, value_and_grad, jacobian, jacfwd, hessian and vjp take it; here f returns "
-    "just what is differentiated.",
-    "holomorphic": "Leave it out: complex inputs are differentiated as they are, by TensorFlow's "
+    "only the value that is differentiated.",
+    "holomorphic": "Leave it out: complex inputs are differentiated directly, by TensorFlow's "
     "convention (the conjugate of JAX's).",
     "in_dims": "It is called in_axes here.",
     "loop_vars": "It is called init here.",
@@ -53,12 +53,12 @@ KEYWORDS = {
     "variables": "It is called var_list here.",
 }
 
-RENAMED = {  # arguments of ops in other libraries
+RENAMED = {  # argument names of ops in other libraries
     "dim": "axis", "dims": "axis", "keep_dims": "keepdims", "keepdim": "keepdims",
     "newshape": "shape", "perm": "axes", "size": "shape",
 }  # fmt: skip
 
-ALL = {  # how each differentiates by all arguments of f
+ALL = {  # how to differentiate by all arguments of f, by function
     **dict.fromkeys(["grad", "grads", "variable_grads"], "grads(f)([a, b])"),
     **dict.fromkeys(["value_and_grad", "value_and_grads"], "value_and_grads(f)([a, b])"),
     "vjp": "vjp(f, a, b)",
@@ -71,7 +71,7 @@ RETURN_FUNCTIONS = {
     "checkpoint", "compare_gradients", "find_nan", "grad", "hessian", "jacfwd", "jacobian",
     "jacrev", "jit", "saved_bytes", "trace_gradients", "value_and_grad", "vmap",
 }  # fmt: skip
-CALLS = {  # how functions are called that newcomers give too much
+CALLS = {  # how to call functions that are often called with too many arguments
     "custom_grad": "It takes f alone, which returns the value and its gradient function: "
     "custom_grad(lambda x: (y, lambda dy: dx)).",
     "gradient_override_map": "It takes a dict: gradient_override_map({'Sign': rule}).",
@@ -81,9 +81,9 @@ CALLS = {  # how functions are called that newcomers give too much
 
 def of_keyword(api: str, keyword: str, known: Sequence[str], by_position: bool) -> str:
     """Return the hint for a keyword that a function does not have."""
-    if api.endswith("(f)"):  # what it returned
+    if api.endswith("(f)"):  # the function that it returned
         name = api.removesuffix("(f)")
-        if not by_position:  # (what is to be differentiated by)
+        if not by_position:  # (an argument by which to differentiate)
             return f"Pass it by position: {api}({keyword})."
         return f"Bind it in a closure: {name}(lambda x: f(x, {keyword}={keyword}))(x)."
     if RENAMED.get(keyword) in known:
@@ -108,22 +108,22 @@ def of_arguments(api: str, parameters: Sequence[inspect.Parameter] = ()) -> str:
     plain = [p.name for p in parameters if p.kind not in (p.KEYWORD_ONLY, p.VAR_KEYWORD)]
     said = f"It takes {', '.join(plain) or 'none'}"
     said += f", and by name {', '.join(by_name)}." if by_name else "."
-    if plain[-1:] and plain[-1] in ("shape", "arrays", "axes"):  # a sequence, not each by itself
-        said += f" Give {plain[-1]} as one: {name}({', '.join([*plain[:-1], '[a, b]'])})."
+    if plain[-1:] and plain[-1] in ("shape", "arrays", "axes"):  # one argument, a sequence
+        said += f" Pass {plain[-1]} as one argument: {name}({', '.join([*plain[:-1], '[a, b]'])})."
     elif by_name:
         said += f" Write {name}({', '.join([*plain, f'{by_name[0]}=…'])})."
     return said
 
 
 def of_passed(api: str) -> str:
-    """Return the hint for an f that takes other arguments than a gradient function passes."""
+    """Return the hint for an f with other parameters than a gradient function passes."""
     name = api.partition("(")[0]
     if name == "variable_grads":
         return "Close over the data: variable_grads(lambda: f(x))."
     if name in ("grads", "value_and_grads"):
         return f"{name}(f)([a, b]) passes it one argument for each entry of the list."
     if name == "export":
-        return "Give its arguments, or arrays of their shapes: export(f, x)."
+        return "Pass its arguments, or arrays of their shapes: export(f, x)."
     if name == "check_gradients":
         return "args has one entry for each argument of f: check_gradients(f, [[1.0, 2.0]])."
     if name in ("vjp", "jvp", "linearize", "hvp"):
@@ -132,7 +132,7 @@ def of_passed(api: str) -> str:
         return f"{name}(f, argnums=(0, 1))(a, b) passes it both, and differentiates by both."
     one = "(f, argnums=0)(a, b)" if name in ALL else "(lambda a: f(a, b))(a)"
     hint = f"Differentiate by one argument with {name}{one}, by all with "
-    is_dy = f" In {name}(f)(x, dy), dy is the gradient that arrives, and no argument of f."
+    is_dy = f" In {name}(f)(x, dy), dy is the incoming gradient, not an argument of f."
     return f"{hint}{_all(name)}.{is_dy if name in ALL else ''}"
 
 
@@ -144,7 +144,7 @@ def _all(api: str) -> str:
 
 
 def of_name(name: str, known: Sequence[str], host: str = "") -> str:
-    """Return the hint for a name that a module does not have: one of ours, or a foreign one.
+    """Return the hint for a name that a module does not have: a name of regrad or another library.
 
     `host` is the library whose arrays the module's functions take, if they are not Tensors.
     """
@@ -167,7 +167,7 @@ def _plain(name: str) -> str:
 
 
 def _place_of(plain: str) -> str | None:
-    """Return where the package has a name, whatever its spelling: `nn.relu` for `ReLU`."""
+    """Return where the package has a name, in any spelling: `nn.relu` for `ReLU`."""
     for part in ("", *SEARCHED):
         for name in public_in(f"regrad.{part}".rstrip(".")):
             if _plain(name) == plain:
@@ -176,7 +176,7 @@ def _place_of(plain: str) -> str | None:
 
 
 def public_in(module: str) -> Sequence[str]:
-    """Return the names of what users call in a module of ours, which is loaded for that."""
+    """Return the names of a regrad module that users call. Imports the module."""
     names = vars(import_module(module))
     engine = ("regrad.core", "regrad.errors")
     own = [n for n, v in names.items() if n[0] != "_" and _home(v).startswith("regrad.")]
@@ -189,13 +189,13 @@ def _home(value: object) -> str:
 
 
 def hint_in(*modules: str) -> None:
-    """Have modules say what to call for a name that they do not have."""
+    """Let modules raise an error with a hint for a name that they do not have."""
     for module in modules:
         sys.modules[module].__getattr__ = partial(refuse_name, module)
 
 
 def refuse_name(module: str, name: str) -> NoReturn:
-    """Raise AttributeError for a name that a module does not have, with what to call."""
+    """Raise AttributeError for a name that a module does not have, with a hint."""
     host = module.removeprefix("regrad.") if module in ("regrad.jax", "regrad.torch") else ""
     hint = ""
     if not name.startswith("__"):
@@ -208,12 +208,12 @@ def refuse_name(module: str, name: str) -> NoReturn:
 
 
 def unknown(message: str, owner: object) -> AttributeError:
-    """Return the error of a missing attribute, without a guess of Python's at its end."""
+    """Return the error of a missing attribute, without Python's own suggestion at its end."""
     return AttributeError(message, obj=owner)
 
 
 def of_rule(function: Callable[..., Any]) -> str:
-    """Return the hint for a function that is given as a rule and does not look like one."""
+    """Return the hint for a function that is passed as a rule and does not look like one."""
     names = [*inspect.signature(function).parameters]
     name = getattr(function, "__name__", type(function).__name__)
     if "dy" in names:
@@ -221,35 +221,35 @@ def of_rule(function: Callable[..., Any]) -> str:
     if _home(function).startswith("regrad.") and names[0] == "x":
         return f" {name} is a function of a tensor, which the model calls: y = {name}(x)."
     if len(names) == 1 and not _home(function).startswith("regrad."):
-        return f" If {names[0]} is the gradient that arrives, call it dy."
+        return f" If {names[0]} is the incoming gradient, call it dy."
     return f" If it makes rules, call it: {name}(…)." if names else ""
 
 
 def of_no_rule(value: object) -> str:
-    """Return the hint for a value that is given as a rule and cannot be one."""
+    """Return the hint for a value that is passed as a rule and cannot be one."""
     if value is None:
-        return " For no gradient give rg.rules.no_gradient."
+        return " For no gradient pass rg.rules.no_gradient."
     if isinstance(value, type):
-        return " Give a function such as lambda dy, x: dy. An autograd.Function is a key, no rule."
+        return " Pass a function such as lambda dy, x: dy. An autograd.Function can only be a key."
     if isinstance(value, list | tuple):
         return " An op type has one rule."
-    return " Give a function such as lambda dy, x: dy, or 'Identity'."
+    return " Pass a function such as lambda dy, x: dy, or 'Identity'."
 
 
 def last_name(name: str) -> str:
-    """`sign` of `torch.sign`, `nn.sign` and `aten::sign`."""
+    """Return the last part of a name: `sign` of `torch.sign`, `nn.sign` and `aten::sign`."""
     return name.rpartition(".")[2].rpartition(":")[2]
 
 
 def of_result(value: object, api: str) -> str:
-    """Return the hint for a value that is given where a function belongs."""
+    """Return the hint for a value that is passed in place of a function."""
     if api in ORDER:
         return f" Its arguments are {ORDER[api]}."
     called = api.partition("(")[0]
-    return f" Give the function itself, not its result: {called}(f), not {called}(f(x))."
+    return f" Pass the function itself, not its result: {called}(f), not {called}(f(x))."
 
 
-ORDER = {  # of the arguments of functions that take several
+ORDER = {  # the arguments of functions that take several, in order
     "check_gradients": "check_gradients(f, [x])",
     "cond": "cond(pred, true_fn, false_fn, *operands), with functions of the operands",
     "fit": "fit(step, batches, epochs), with step(batch) a function that returns the loss",
@@ -262,7 +262,7 @@ ORDER = {  # of the arguments of functions that take several
 
 
 def makes_rules(function: Callable[..., Any]) -> bool:
-    """Return whether all parameters have defaults, so that it may make rules, and is not one."""
+    """Return whether all parameters have defaults: the function may make rules, and is not one."""
     try:
         defaults = [p.default for p in inspect.signature(function).parameters.values()]
     except ValueError:  # a builtin without a signature
@@ -271,7 +271,7 @@ def makes_rules(function: Callable[..., Any]) -> bool:
 
 
 def of_rule_name(name: str) -> str:
-    """Return which function of `regrad.rules` a name means."""
+    """Return the function of `regrad.rules` that a name probably means, as a hint."""
     plain = _plain(name)
     known = {_plain(rule): f"rules.{rule}" for rule in public_in("regrad.rules")}
     found = known.get(plain) or PLAIN.get(plain, "")
@@ -283,7 +283,7 @@ def of_value(value: object) -> str:
     if value is None:
         return " Has a function no return statement? (Write `x is None`, not `x == None`.)"
     if isinstance(value, dict):
-        return " Give the op one of its entries, or differentiate by the whole of it with grad."
+        return " Pass the op one of its entries, or differentiate by all of it with grad."
     if isinstance(value, set | frozenset) or hasattr(value, "__next__"):
         return " Make a list of it first."
     if isinstance(value, str):
@@ -301,7 +301,7 @@ PLAIN = {_plain(name): ours for name, ours in SAME.items()}
 
 
 def hint_at(owner: type, hints: dict[str, str]) -> None:
-    """Have objects of a class say what to use for attributes that they do not have."""
+    """Let objects of a class raise an error with a hint for attributes that they do not have."""
     for name, hint in hints.items():
         if name not in vars(owner):
             setattr(owner, name, Hint(name, hint))
@@ -314,14 +314,14 @@ def _dir_without_hints(self: object) -> list[str]:
 
 
 class Hint:
-    """Stands for an attribute that Tensors do not have; who asks is told what to use."""
+    """A descriptor for an attribute that Tensors lack. Access raises an error with a hint."""
 
     def __init__(self, name: str, hint: str) -> None:
         self.name = name
         self.hint = hint
 
     def __set__(self, instance: object, value: object) -> None:
-        if not hasattr(instance, "__dict__"):  # or else it is one of the object's own attributes
+        if not hasattr(instance, "__dict__"):  # (otherwise the object may have its own attribute)
             self.__get__(None, type(instance))
         vars(instance)[self.name] = value
 

@@ -1,19 +1,19 @@
-"""The libraries that regrad works inside of, and the private parts of them that it needs.
+"""The libraries inside of which regrad works (hosts), and the private parts that it needs of them.
 
-The idea: a rule reaches somebody's PyTorch or JAX program through places that these libraries do
-not promise to keep. Each such place is a `part`, taken in the library's `host` module and nowhere
-else, and it belongs to a `Feature`: what would not hold without it.
+To apply rules in a PyTorch or JAX program, regrad uses parts of these libraries that are not public
+and may change. Each of them is a `part`, which only the library's `host` module loads. It belongs
+to a `Feature`, which does not work without it.
 
     COMPILING = HOST.feature("overrides in torch.compile", "Call the model without torch.compile.")
     run_node = COMPILING.part("torch._dynamo.utils.run_node", "…", probe=takes("tracer", "node"))
 
-A part that is gone, or that its probe does not recognise, never stops an import. The feature has
-*lost* it: what uses the feature raises a `HostError`, which names the feature, the part, and the
-versions that are good.
+If a part is missing, or its probe does not recognize it, regrad can still be imported. The feature
+has *lost* the part: a use of the feature raises a `HostError`, which names the feature, the part,
+and the supported versions.
 
-That a part looks as it did does not show that it still does what it did. So a feature also has
-*promises*: small programs whose gradients are known. On a version that is newer than all that were
-tested they run once, before the feature is first used (see `Host.check`).
+A part that looks unchanged may still behave differently. So a feature also has *promises*: small
+programs whose gradients are known. On a version that is newer than all tested versions they run
+once, before the first use of the feature (see `Host.check`).
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ Program = Callable[[], None]
 
 
 class Host:
-    """A library that regrad works inside of.
+    """A library inside of which regrad works.
 
     Args:
-        name: as in messages.
-        module: the module of regrad that works in it.
-        version: that is installed.
-        oldest: the oldest version that is good, `"2.10"`.
-        newest: the newest version that was tested.
+        name: The name in messages.
+        module: The module of regrad for this library.
+        version: The installed version.
+        oldest: The oldest supported version, `"2.10"`.
+        newest: The newest tested version.
     """
 
     def __init__(self, name: str, module: str, version: str, oldest: str, newest: str) -> None:
@@ -68,11 +68,11 @@ class Host:
 
     @property
     def is_tested(self) -> bool:
-        """Return whether the installed version is among those that were tested."""
+        """Return whether the installed version is among the tested versions."""
         return self.release[:2] <= _release(self.newest)[:2]
 
     def feature(self, name: str, instead: str) -> Feature:
-        """Add a feature: what it is called in messages, and what to do without it."""
+        """Add a feature, with its name in messages and the alternative to recommend without it."""
         found = Feature(self, name, instead)
         self.features.append(found)
         return found
@@ -80,8 +80,8 @@ class Host:
     def check(self, *features: Feature, again: bool = False) -> None:
         """Run the promises of features, unless they have run.
 
-        They run in a thread of their own, in an empty context: there no mode, scope, transformation
-        or default of the caller's is seen, and none is left behind.
+        They run in their own thread, in an empty context. So modes, scopes, transformations and
+        defaults of the caller do not affect them, and they leave none behind.
         """
         if _CHECKING.get() or not (again or any(not f.checked for f in features)):
             return
@@ -97,7 +97,7 @@ class Host:
             self._warn()
 
     def table(self) -> str:
-        """Return the features with what holds of them, a line each."""
+        """Return the features with their state, one per line."""
         width = max(len(feature.name) for feature in self.features)
         rows = [
             f"  {f.name:<{width}}  {'refused: ' + '; '.join(f.losses) if f.losses else 'holds'}"
@@ -106,17 +106,17 @@ class Host:
         return "\n".join([f"{self.name} {self.version} ({self.range()})", *rows])
 
     def _warn(self) -> None:
-        """Say once, at the user's line, that the version is new, and what does not hold in it."""
+        """Warn once, at the user's line, that the version is new, and name the lost features."""
         lost = [f.name for f in self.features if f.losses]
         if self._warned and not lost:
             return
         self._warned = True
-        refused = f" Refused from now on: {', '.join(lost)}." if lost else ""
-        library = importlib.import_module(self.programs.split(".")[1])  # which may call our code
+        refused = f" regrad now raises HostError for: {', '.join(lost)}." if lost else ""
+        library = importlib.import_module(self.programs.split(".")[1])  # (its frames are skipped)
         theirs = os.path.dirname(str(library.__file__)) + os.sep
         warn_caller(
             f"{self.name} {self.version} is newer than the versions that regrad was tested with "
-            f"({self.range()}). A few programs were run to see whether rules still count in it."
+            f"({self.range()}). regrad ran a few programs to check whether rules still work in it."
             f"{refused} `python -m regrad hosts` shows the result.",
             UntestedHostWarning,
             (PACKAGE, theirs),
@@ -124,14 +124,14 @@ class Host:
 
 
 class Feature:
-    """Something that regrad does in a host, with the private parts and promises that carry it."""
+    """A feature of regrad in a host, with the private parts and the promises that it needs."""
 
     def __init__(self, host: Host, name: str, instead: str) -> None:
         self.host = host
         self.name = name
         self.instead = instead
-        self.parts: list[tuple[str, str]] = []  # path, and why no public call does it
-        self.losses: list[str] = []  # why the feature is refused
+        self.parts: list[tuple[str, str]] = []  # paths, and why no public function is enough
+        self.losses: list[str] = []  # the reasons why the feature is unsupported
         self.programs: list[Program] = []
         self.checked = False
 
@@ -139,15 +139,15 @@ class Feature:
         self, path: str, why: str, probe: Callable[[Any], bool] | None = None, *,
         missing: Any = None, needed: bool = True,
     ) -> Any:  # fmt: skip
-        """Return a private part of the host; what stands for it if it is not there, or is another.
+        """Return a private part of the host, or a replacement if it is missing or has changed.
 
         Args:
-            path: `module.name`; alternatives are separated by `|`.
-            why: the reason why no public call will do.
-            probe: says whether the part is what it was; raising means no.
-            missing: stands for a part that is lost. By default, what raises when it is used.
-            needed: whether the feature is refused without the part. (It is not where `missing`
-                serves as well, only slower or with a worse message.)
+            path: `module.name`. Alternatives are separated by `|`.
+            why: The reason why no public function is enough.
+            probe: Returns whether the part is unchanged. An exception counts as False.
+            missing: The replacement for a lost part. The default raises when it is used.
+            needed: Whether the feature is unsupported without the part. (Pass False if `missing`
+                works as well, only slower or with a worse message.)
         """
         self.parts.append((path, why))
         reason = ""
@@ -164,12 +164,12 @@ class Feature:
         return Missing(self) if missing is None else missing
 
     def promise(self, program: Program) -> Program:
-        """Add a program that raises if the feature does not hold. (A decorator.)"""
+        """Add a program that raises if the feature does not work. (A decorator.)"""
         self.programs.append(program)
         return program
 
     def run(self) -> None:
-        """Run the promises, and remember those that do not hold. (None if a part is lost.)"""
+        """Run the promises, and record the failed ones. (If a part is lost, no promise runs.)"""
         broken: list[str] = []
         for program in () if self.losses else self.programs:
             try:
@@ -182,17 +182,17 @@ class Feature:
         self.losses += broken
 
     def lose(self, why: str) -> HostError:
-        """Note why the feature is refused from now on, and return the error that says so."""
+        """Record why the feature is unsupported from now on, and return the error for its use."""
         self.losses.append(why)
         return self.error()
 
     def require(self) -> None:
-        """Raise HostError if the host lacks what the feature needs."""
+        """Raise HostError if the host lacks a part that the feature needs."""
         if self.losses:
             raise self.error()
 
     def error(self) -> HostError:
-        """Return the error that refuses the feature."""
+        """Return the error for the use of an unsupported feature."""
         host = self.host
         return HostError(
             f"{host.name} {host.version} does not support {self.name}: {'; '.join(self.losses)}. "
@@ -201,7 +201,7 @@ class Feature:
 
 
 class Missing:
-    """Stands for a part that is not there: to use it is refused, by name."""
+    """A placeholder for a part that the host lacks. Every use raises the feature's HostError."""
 
     def __init__(self, feature: Feature) -> None:
         self._feature = feature
@@ -223,7 +223,7 @@ class Missing:
 
 
 def resolve(path: str) -> Any:
-    """Return the object that a dotted path names; modules on the way are imported."""
+    """Return the object at a dotted path, importing modules along the path."""
     first, *names = path.split(".")
     found: Any = importlib.import_module(first)
     at = first
@@ -236,7 +236,7 @@ def resolve(path: str) -> Any:
 
 
 def takes(*names: str) -> Callable[[Any], bool]:
-    """Return a probe: the parameters of the part begin with these names, or there are none."""
+    """Return a probe: the part's parameters begin with these names (without names: it has none)."""
 
     def probe(found: Any) -> bool:
         given = [*inspect.signature(getattr(found, "__func__", found)).parameters]
@@ -245,12 +245,12 @@ def takes(*names: str) -> Callable[[Any], bool]:
     return probe
 
 
-# Whether promises are being run here: what they use is not checked in its turn.
+# Whether promises are running in this context. They do not trigger further checks.
 _CHECKING: ContextVar[bool] = ContextVar("regrad_checking", default=False)
 
 
 def is_checking() -> bool:
-    """Return whether the program that runs is one of the promises."""
+    """Return whether the current program is one of the promises."""
     return _CHECKING.get()
 
 
@@ -260,7 +260,7 @@ def _run_all(features: list[Feature]) -> None:
         feature.run()
 
 
-@functools.cache  # (each scope asks)
+@functools.cache  # (each scope calls this)
 def _release(version: str) -> tuple[int, ...]:
     return tuple(map(int, re.findall(r"\d+", version.partition("+")[0])[:3]))
 

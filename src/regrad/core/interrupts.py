@@ -1,13 +1,13 @@
-"""Signals that wait: Ctrl-C must not strike while values are in nobody's hands.
+"""Deferred signals: Ctrl-C must not interrupt while no Variable holds the values.
 
-A program that writes over the arrays of Variables has taken the old values as soon as it runs, and
-the new ones are the Variables' only after it has returned. The handler of a signal runs between any
-two instructions of Python; a KeyboardInterrupt there would lose both, and the weights with them.
-So in a `Deferred` block handlers only note that their signal came. They run as the block ends.
+A program that overwrites the arrays of Variables consumes the old values as soon as it runs. The
+Variables get the new ones only after it has returned. A signal handler runs between any two Python
+instructions. A KeyboardInterrupt there would lose both, and with them the weights. So in a
+`Deferred` block, handlers only record that their signal came. They run when the block ends.
 
-That goes for each signal that has a handler in Python. Python has no way to ask for all of them but
-one by one, which takes a fifth of the time of a small compiled call; so all are asked again only
-after `FRESH` seconds, and the `USUAL` ones, with those that had a handler then, at each block.
+This applies to every signal that has a handler in Python. Python can only read handlers one by one,
+which takes a fifth of the time of a small compiled call. So regrad reads all of them only after
+`FRESH` seconds. At each block it reads the `USUAL` signals, and all signals that had a handler.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import Any
 
 from regrad.core.state import in_state
 
-try:  # the functions in C; those of `signal` make enums of everything, in twelve times the time
+try:  # the C functions; `signal.signal` and others make enums, and take twelve times longer
     from _signal import getsignal  # pyright: ignore[reportMissingImports]
     from _signal import signal as set_handler  # pyright: ignore[reportMissingImports]
 except ImportError:
@@ -36,13 +36,13 @@ NAMES = ("SIGINT", "SIGTERM", "SIGALRM", "SIGBREAK")
 USUAL = [int(getattr(signal, name)) for name in NAMES if hasattr(signal, name)]
 OTHERS = sorted({int(number) for number in signal.valid_signals()} - set(USUAL))
 
-_stale = 0.0  # the time from which all are to be asked again
-_handled = USUAL  # those that may have a handler
+_stale = 0.0  # the time after which all handlers have to be read again
+_handled = USUAL  # the signals that may have a handler
 
-_open: list[Deferred] = []  # of the main thread, innermost last
-_main: list[int | None] = [threading.main_thread().ident]  # Python runs handlers there only
+_open: list[Deferred] = []  # the blocks of the main thread, innermost last
+_main: list[int | None] = [threading.main_thread().ident]  # Python runs handlers only there
 
-if hasattr(os, "register_at_fork"):  # a child's main thread is the one that forked
+if hasattr(os, "register_at_fork"):  # in a child, the thread that forked is the main thread
 
     def _forked() -> None:
         _main[0] = threading.main_thread().ident
@@ -57,18 +57,18 @@ def _ask_all(now: float) -> None:
 
 
 class Deferred:
-    """A block in which the handlers of signals wait; they run when it ends.
+    """A block that defers the handlers of signals. They run when it ends.
 
-    Inside it, `at_once` is a block in which they do not.
+    Inside it, an `at_once` block runs handlers immediately.
     """
 
     __slots__ = ("again", "handlers", "pending", "waits")
 
     def __init__(self) -> None:
-        self.handlers: list[tuple[int, Any]] = []  # those that were in force
+        self.handlers: list[tuple[int, Any]] = []  # the handlers that were active
         self.pending: list[tuple[int, Any]] = []
         self.waits: bool = True
-        self.again: bool = False  # whether handlers may have been set since it began
+        self.again: bool = False  # whether handlers may have been set during the block
 
     def __enter__(self) -> None:
         if get_ident() in _main:
@@ -90,28 +90,28 @@ class Deferred:
                 if handler not in _NOT_OF_PYTHON and not (self.again and handler == note):
                     handlers.append((number, handler))
                     set_handler(number, note)
-        except BaseException:  # a handler that was still in force has raised
+        except BaseException:  # a handler that was still active has raised
             self._restore()
             raise
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         if self.waits:
             self.pending.append((number, frame))
-        else:  # the trace is not the handler's: it sees Variables as they are outside of it
+        else:  # the handler must not see Variables as the open trace does, but their outer values
             with in_state(None):
                 next(h for n, h in reversed(self.handlers) if n == number)(number, frame)
 
     def _restore(self) -> None:
-        """Put the handlers back and run those called; each may raise, and none is lost."""
+        """Restore the handlers and run the pending ones. Each may raise, and each one runs."""
         try:
             handlers = self.handlers
-            while handlers:  # SIGINT comes last: once it is back, Ctrl-C may strike here
+            while handlers:  # SIGINT comes last: once it is restored, Ctrl-C may interrupt here
                 number, handler = handlers[-1]
                 if not self.again or getsignal(number) == self._note:
                     set_handler(number, handler)
                 del handlers[-1]
         finally:
-            if self.handlers:  # one that was back has raised
+            if self.handlers:  # a restored handler has raised
                 self.again = True
                 self._restore()
             elif self.pending:
@@ -128,12 +128,12 @@ class Deferred:
 
 
 def are_deferred() -> bool:
-    """Return whether a block is open in which handlers wait, or run apart."""
+    """Return whether a block is open that defers handlers, or runs them outside of the trace."""
     return bool(_open)
 
 
 class at_once:
-    """A block, in a `Deferred` one, in which handlers run at once, apart from what is traced."""
+    """A block inside a `Deferred` one in which handlers run at once, outside of the open trace."""
 
     __slots__ = ("within",)
 

@@ -1,13 +1,13 @@
-"""Jobs and threads take along the scopes of the place where they are handed in or started.
+"""Jobs and threads inherit the scopes that are active where they are submitted or started.
 
-A thread starts without context, and the threads of a pool run jobs of anybody. So while a scope is
-open, in whatever thread, the entrances of the standard library are replaced: what is handed in
-there runs under the scopes that are open there and then, and under no tape. When the last scope is
-left they are as before.
+A thread starts without a context, and the threads of a pool run jobs for any caller. So while a
+scope is open in any thread, regrad replaces the standard library's methods that start threads and
+submit jobs. The job or thread then runs under the scopes that are open where it was submitted or
+started, and under no tape. When the last scope ends, regrad restores the methods.
 
-Where threads inherit the context of who starts them (an option of Python 3.14), they inherit tapes
-as well, and the threads of a pool what was open when it grew: there the entrances are replaced
-while a tape is open, too.
+Threads may inherit the context of the thread that starts them (an option of Python 3.14). Then they
+inherit tapes as well, and a pool's thread inherits what was open when the pool started it. With
+this option the methods are also replaced while a tape is open.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from regrad.core.state import OPEN, STATE, State, current, in_state
 
 INHERITS = bool(getattr(sys.flags, "thread_inherit_context", False))
 
-SCOPES: dict[Any, None] = {}  # those that are open in any thread (a dict, as `state.OPEN` is)
+SCOPES: dict[Any, None] = {}  # the open scopes of all threads (a dict, like `state.OPEN`)
 _LOCK = threading.RLock()  # (a signal's handler or a finalizer may open and close scopes, too)
 
 
 def settle() -> None:
-    """Replace the entrances, or put them back, as there are scopes open or not."""
+    """Replace the methods if a scope is open, or restore them."""
     with _LOCK:
         if SCOPES or (INHERITS and OPEN):
             _REPLACED.make()
@@ -49,7 +49,7 @@ def _held() -> State | None:
     return State(overrides=state.overrides if same else settled)
 
 
-# How to find what is open here, and to open it elsewhere (None: nothing): core's, `regrad.torch`'s.
+# Pairs of functions that return the open scopes (None: none) and open them: core's, regrad.torch's.
 CARRIERS: list[tuple[Callable[[], Any], Callable[[Any], Any]]] = [(_held, in_state)]
 
 
@@ -81,9 +81,9 @@ def _starts(old: Callable[..., Any]) -> Any:
 
 
 def _is_worker(thread: Any) -> bool:
-    """Return whether a thread is one of a pool's, which runs jobs of anybody, or tqdm's monitor.
+    """Return whether a thread is a pool's thread, which runs any caller's jobs, or tqdm's monitor.
 
-    The monitor starts with the first progress bar, runs none of the program, and never ends.
+    The monitor starts with the first progress bar, runs no code of the program, and never ends.
     """
     code = getattr(thread, "_target", None) or type(thread)
     return str(code.__module__).partition(".")[0] in ("concurrent", "multiprocessing", "tqdm")
@@ -92,7 +92,7 @@ def _is_worker(thread: Any) -> bool:
 def _takes_job(old: Callable[..., Any]) -> Any:
     def submit(self: Any, func: Callable[..., Any], /, *args: Any, **options: Any) -> Any:
         context = getattr(getattr(func, "func", None), "__self__", None)
-        if isinstance(context, Context):  # the copy that asyncio.to_thread makes, tapes included
+        if isinstance(context, Context):  # asyncio.to_thread's copy, which has the tapes, too
             context.run(STATE.set, _held())
         return old(self, carry(func), *args, **options)
 
@@ -107,7 +107,7 @@ def _takes_task(old: Callable[..., Any]) -> Any:
 
 
 def _takes_tasks(old: Callable[..., Any]) -> Any:
-    """Of all the others (`map`, `imap`, …), which hand in a function and what it is called with."""
+    """Replace the method behind `map`, `imap`, …, which take a function and its arguments."""
 
     def generate(self: Any, job: Any, func: Callable[..., Any], calls: Any) -> Any:
         return old(self, job, carry(func) if _has_threads(self) else func, calls)
@@ -116,7 +116,7 @@ def _takes_tasks(old: Callable[..., Any]) -> Any:
 
 
 def _takes_item(old: Callable[..., Any]) -> Any:
-    """Of a queue, by which threads get a context and what to run in it (AnyIO's do)."""
+    """Replace `put` of queues: AnyIO sends its threads a context and a function by a queue."""
 
     def put(self: Any, item: Any, *args: Any, **options: Any) -> None:
         if type(item) is tuple and any(isinstance(part, Context) for part in item):
@@ -134,7 +134,7 @@ def _has_threads(pool: Any) -> bool:
 
 def _entrances() -> list[Entrance]:
     """Return the methods to replace."""
-    from concurrent.futures import ThreadPoolExecutor  # (here: they take long to import)
+    from concurrent.futures import ThreadPoolExecutor  # (here, because these imports are slow)
     from multiprocessing.pool import Pool
     from queue import Queue
 

@@ -1,4 +1,4 @@
-"""The errors of kernels, said in the words of the op and its inputs."""
+"""The errors of kernels, restated with the op and its inputs."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from regrad.errors import (
 )
 
 LEAKED = (
-    "a Tensor that was made while a function was traced is used after the trace has ended; it "
+    "a Tensor that was made while a function was traced is used after the trace has ended, and so "
     "never had a value. Return it from the compiled function, or assign it to a Variable, and do "
     "not keep it in a list, an attribute or a global."
 )
 
 
-NOT_FOR_DTYPE = (  # what NumPy, JAX and PyTorch say
+NOT_FOR_DTYPE = (  # phrases in messages of NumPy, JAX and PyTorch
     "not supported for the input types",
     "does not accept dtype",
     "not implemented for",
@@ -41,7 +41,9 @@ NOT_FOR_DTYPE = (  # what NumPy, JAX and PyTorch say
 
 
 def explain(error: Exception, op: Op, xs: Sequence[Tensor], attrs: Attrs = NO_ATTRS) -> Exception:
-    """A kernel's error, with the op, its inputs and its attributes."""
+    """Return a kernel's error, with the op, its inputs and its attributes."""
+    if op.type.startswith("_") and is_of_caller(error):
+        return error  # of the function of a host_call; other private ops run no code of the caller
     inputs = " and ".join(f"{x.dtype} {x.shape}" for x in xs)
     if isinstance(error, RegradError):
         own = op.type.startswith("_") or op.type in str(error) or is_of_caller(error)
@@ -55,13 +57,13 @@ def explain(error: Exception, op: Op, xs: Sequence[Tensor], attrs: Attrs = NO_AT
     if any(c.__name__ == "ConcretizationTypeError" for c in type(error).__mro__):  # JAX's
         return TraceError(
             f"{op.type}: regrad.{op.name} of {inputs} needs values, for the shape of its result or "
-            "to choose what to do, and what is traced has none. Leave it outside the compiled "
-            "function, or use what keeps the shape (where, a mask that multiplies)."
+            "for a branch, but a traced Tensor has no values. Call it outside the compiled "
+            "function, or use functions that keep the shape (where, multiplication by a mask)."
         )
     if _no_halves(error, xs):
         return DTypeError(
             f"{op.type}: regrad.{op.name} of {inputs}: {backend_of(*[x._data for x in xs]).name} "
-            "does not compute it in half precision. Cast before and after: "
+            "does not implement it in half precision. Cast before and after: "
             f"astype({op.name}(astype(x, rg.float32)), x.dtype)."
         )
     if any(words in str(error) for words in NOT_FOR_DTYPE):
@@ -90,7 +92,7 @@ def _undefined(op: Op, inputs: str) -> DTypeError:
 
 
 def _no_halves(error: Exception, xs: Sequence[Tensor]) -> bool:
-    """Return whether a library says that it has no such function of float16 (or bfloat16)."""
+    """Return whether a library reports that it lacks the function for float16 (or bfloat16)."""
     if not any(is_inexact(x.dtype) and x.dtype.itemsize == 2 for x in xs):
         return False
     return isinstance(error, TypeError | NotImplementedError) or "Half" in str(error)

@@ -1,6 +1,7 @@
-"""Functions that functions have made, which other processes and `copy` make anew.
+"""Functions that functions return, in a form that can be pickled and copied.
 
-Python pickles a function by its name, and what `grad(f)` or `superspike(1.0)` returns has none.
+Python pickles a function by its name. A function that `grad(f)` or `superspike(1.0)` returns has
+no name in a module. So it is pickled as the call that made it.
 """
 
 from __future__ import annotations
@@ -19,11 +20,11 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class Made(partial[Any]):
-    """A function, which travels by its own name or as the call that made it."""
+    """A function that is pickled by its own name, or as the call that made it."""
 
     made_by: tuple[Any, ...]
 
-    def __getattr__(self, name: str) -> Any:  # its name, code, signature
+    def __getattr__(self, name: str) -> Any:  # the function's name, code, signature
         return getattr(self.func, name)
 
     def __get__(self, instance: object, owner: type | None = None) -> Any:
@@ -36,7 +37,7 @@ class Made(partial[Any]):
 
 
 def remade(maker: F) -> F:
-    """Have a function of a module return functions that can be pickled, if what it takes can be."""
+    """Let a function of a module return functions that can be pickled, if its arguments can be."""
 
     @wraps(maker)
     def make(*args: Any, **options: Any) -> Any:
@@ -55,9 +56,9 @@ def _make(module: str, name: str, args: tuple[Any, ...], options: dict[str, Any]
 
 
 def own_name(made: Any, function: Any = None) -> tuple[Any, ...] | None:
-    """Return how to find this very object by its name, or by the name of its function.
+    """Return how to find this object by its name, or by the name of its function.
 
-    None if no module has it under that name.
+    Return None if no module has it under that name.
     """
     named = made if function is None else function
     module, name = getattr(named, "__module__", None) or "", getattr(named, "__qualname__", "")
@@ -74,6 +75,6 @@ def _find(module: str, name: str) -> Any:
 
 
 def _goes_by_value() -> bool:
-    """Return whether cloudpickle is at work, which sends `__main__` to processes without it."""
-    caller: Any = sys._getframe(3)  # of `__reduce__`
+    """Return whether cloudpickle is the caller: it sends `__main__` to processes that lack it."""
+    caller: Any = sys._getframe(3)  # the caller of `__reduce__`
     return "cloudpickle" in caller.f_globals.get("__name__", "")

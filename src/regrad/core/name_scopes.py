@@ -1,8 +1,8 @@
-"""`name_scope`: names for the parts of a model, so that a rule can be put in force in one of them.
+"""`name_scope`: names for the parts of a model, so that a rule can apply in one part only.
 
 The names of the open scopes, outermost first, are the path of this context (a thread or asyncio
-task). No op call looks at it: who asks are bindings that hold in one place only (see `places`),
-graphs, which name their nodes by it, and tools of inspection.
+task). Op calls do not read the path. Its readers are bindings that are limited to a place (see
+`places`), graphs, which name their nodes by it, and inspection tools.
 """
 
 from __future__ import annotations
@@ -25,35 +25,35 @@ Path = tuple[str, ...]
 PATH: ContextVar[Path] = ContextVar("regrad_path", default=())
 VALID = re.compile(r"[A-Za-z0-9][\w\-]*([./][A-Za-z0-9][\w\-]*)*")
 
-# Wraps the steps of a scope: `regrad.v1` names the nodes of the graph that is being built.
+# Wraps the steps of a scope: `regrad.v1` names the nodes of the graph under construction.
 AROUND: list[Callable[[Path, Generator[Any]], Generator[Any]]] = []
 
-# What calls functions that scopes decorate, of which a key may mean the whole call (see `placed`),
-# and what refuses such keys for blocks. Empty until the first scope that has such a key.
+# Pairs of functions: the first calls a decorated function, so that a key can be for the whole call
+# (see `placed`); the second raises for such a key at a block. Empty until a scope has such a key.
 CALLERS: list[tuple[Callable[..., Any], Callable[[Path], None]]] = []
 
 
 class name_scope(Block):
-    """Name a part of a model: the ops that are created in the block have its name in their path.
+    """Name a part of a model: ops that are created in the block have its name in their path.
 
     Args:
         name: Letters, digits, `_` and `-`. A dot (or a slash) separates names: `"block1.conv"` is
             the scope `"conv"` in `"block1"`.
 
-    A name costs an op call nothing. It is there for `rg.at`, which puts a rule in force in the
-    scopes that a pattern names, and for reports, which show it. Scopes nest, and may have the same
-    name: a function that is called twice has one path. They hold in their own thread and asyncio
-    task. Nodes of a graph are named after the scope, as by `tf.name_scope`, which counts as well.
+    A name adds no cost to op calls. `rg.at` uses names to apply a rule in the scopes that match a
+    pattern, and reports show them. Scopes nest, and may have the same name: two calls of one
+    function have one path. A scope applies to its own thread and asyncio task. Nodes of a graph are
+    named after the scope, as with `tf.name_scope`, which also adds to the path.
 
     As a decorator, `@name_scope("block1")`, it is open during each call of the function. A key
-    `rg.at("block1")` without an op then puts its rule on the call as a whole.
+    `rg.at("block1")` without an op then applies its rule to the whole call.
 
     Returns:
-        A context manager, which binds the path by `as`.
+        A context manager. `as` binds the path.
 
     Raises:
-        ArgumentError: the name is not a string of this form; the function that is decorated runs
-            after its call (a generator, a coroutine); the scope is left in another context.
+        ArgumentError: the name is not a string of this form; the decorated function runs after its
+            call (a generator, a coroutine); the scope is exited in another context.
 
     Source: `tf.name_scope`, `jax.named_scope`.
 
@@ -63,7 +63,7 @@ class name_scope(Block):
     encoder.block1
     """
 
-    _twice = "name_scope(name) makes another of the same name"
+    _twice = "name_scope(name) makes another scope of the same name"
 
     @helpful("name_scope")
     def __init__(self, name: str) -> None:
@@ -97,12 +97,12 @@ class name_scope(Block):
             with scope:
                 return CALLERS[0][0](f, args, options) if CALLERS else f(*args, **options)
 
-        return named  # pyright: ignore[reportReturnType] (of the same signature)
+        return named  # pyright: ignore[reportReturnType] (it has the same signature)
 
 
 @block
 def in_path(path: Path) -> Generator[None]:
-    """Run a block as if the scopes of a path, and no others, were open."""
+    """Run a block as if only the scopes of a path were open."""
     yield from stay(None, PATH, path)
 
 

@@ -1,25 +1,25 @@
-"""Names of other libraries, and what to write here instead: the tables behind `hints`."""
+"""Names of other libraries, with their replacement in regrad: the tables behind `hints`."""
 
 
 def _use(instead: dict[str, str]) -> dict[str, str]:
     return {name: f"Use {ours}." for name, ours in instead.items()}
 
 
-FUNCTIONS = "Gradients are of functions: grad(f)(x), or variable_grads(f) for Variables."
+FUNCTIONS = "regrad differentiates functions: grad(f)(x), or variable_grads(f) for Variables."
 CHANGES = "A Tensor never changes: make a new one, by x + y or by regrad.at_set."
-ATTRIBUTES: dict[str, str] = {  # of a Tensor
+ATTRIBUTES: dict[str, str] = {  # attributes of a Tensor
     **dict.fromkeys(["backward", "grad", "grad_fn"], FUNCTIONS),
     **dict.fromkeys(["is_leaf", "requires_grad", "requires_grad_", "retain_grad"], FUNCTIONS),
     **dict.fromkeys(["copy_", "fill_", "put"], CHANGES),
     "contiguous": "Leave it out.", "cpu": "Use x.numpy() for NumPy's data; device_put moves JAX's.",
     "fill": "A Tensor never changes; use full_like(x, value).",
     "register_hook": 
-    "To see or change a gradient on its way, use custom_grad or gradient_override_map.",
+    "To read or change a gradient in the backward pass, use custom_grad or gradient_override_map.",
     "zero_": "A Tensor never changes; use zeros_like(x).",
     "bufferSync": "A Tensor never changes; x.numpy() is a view of its values.",
-    "dispose": "Leave it out: Python frees what nobody holds.",
-    "isDisposed": "Leave it out: Python frees what nobody holds.",
-    "matMul": "It is called matmul here, or @.", "set_shape": "A Tensor knows its shape.",
+    "dispose": "Leave it out: Python frees unused objects.",
+    "isDisposed": "Leave it out: Python frees unused objects.",
+    "matMul": "It is called matmul here, or @.", "set_shape": "A Tensor's shape is always known.",
     **_use({
         "clamp": "regrad.clip(x, low, high)", "cuda": "device_put(x, device), with data of JAX",
         "detach_": "stop_gradient(x)", "dim": "x.ndim", "double": "x.cast(regrad.float64)",
@@ -46,7 +46,7 @@ ATTRIBUTES: dict[str, str] = {  # of a Tensor
 _LAYERS = "Layers are functions here: x @ w + b, of Variables in a regrad.Module."
 _SEED = "There is no global seed: regrad.random.normal(0, (2,)) takes a seed, a Generator or a key."
 _CLOSURE = "Use custom_grad(f), where f returns the value and its gradient function."
-NAMES: dict[str, str] = {  # of the package
+NAMES: dict[str, str] = {  # names in the package
     **dict.fromkeys(["Dense", "layers", "Linear"], _LAYERS),
     **dict.fromkeys(["Function", "custom_jvp", "custom_vjp"], _CLOSURE),
     **dict.fromkeys(["GradientTape", "autograd", "backward", "enable_grad"], FUNCTIONS),
@@ -60,10 +60,10 @@ NAMES: dict[str, str] = {  # of the package
     "cumprod": "It is called cumulative_prod, as in the Array API standard.",
     "cumsum": "It is called cumulative_sum, as in the Array API standard.",
     "functional": "Its functions are in regrad.nn: regrad.nn.relu.",
-    "inference_mode": "Nothing is differentiated outside grad and its kin.",
-    "is_tensor": "The type of all is regrad.Tensor.",
+    "inference_mode": "regrad differentiates nothing outside grad and similar functions.",
+    "is_tensor": "The type of every tensor is regrad.Tensor.",
     "lax": "scan, cond, while_loop, fori_loop and map are regrad's own: regrad.scan.",
-    "no_grad": "Nothing is differentiated outside grad and its kin; inside, use stop_gradient(x).",
+    "no_grad": "Outside grad and similar functions it has no use; inside, call stop_gradient(x).",
     "numpy": "NumPy's functions are regrad's own: regrad.sum. x.numpy() returns NumPy data.",
     "optim": "Optimizers are optax's: regrad.train.Optimizer(optax.adam(0.001)).",
     "optimizers": "Optimizers are optax's: regrad.train.Optimizer(optax.adam(0.001)).",
@@ -80,12 +80,12 @@ NAMES: dict[str, str] = {  # of the package
         "Parameter": "regrad.Variable", "reduce_mean": "regrad.mean, or regrad.v1.reduce_mean",
         "reduce_sum": "regrad.sum, or regrad.v1.reduce_sum", "remat": "regrad.checkpoint",
         "transpose": "regrad.permute_dims or matrix_transpose",
-        "tree_util": "regrad.tree_map, or optree, which knows regrad's containers",
+        "tree_util": "regrad.tree_map, or optree, which supports regrad's containers",
     }),
 }  # fmt: skip
 OPTIMIZERS = ("adam", "adamw", "adagrad", "adadelta", "lamb", "lion", "rmsprop", "sgd")
-SEARCHED = ("nn", "losses", "linalg", "random", "rules", "fft")  # for names that others lack
-SAME = {  # names of other libraries (and of parts that are loaded on use), and those here
+SEARCHED = ("nn", "losses", "linalg", "random", "rules", "fft")  # for names of other libraries
+SAME = {  # names of other libraries (and of regrad's lazy modules) to names of regrad
     "absolute": "abs", "amax": "max", "amin": "min", "as_tensor": "asarray",
     "avg_pool2d": "nn.avg_pool", "batch_normalization": "nn.batch_norm",
     "bce": "losses.sigmoid_cross_entropy", "bce_with_logits": "losses.sigmoid_cross_entropy",
@@ -108,10 +108,10 @@ SAME = {  # names of other libraries (and of parts that are loaded on use), and 
     "swish": "nn.silu", "trainer": "train.fit", "true_divide": "divide", "unsqueeze": "expand_dims",
     "vectorize": "vmap", "view": "reshape",
 }  # fmt: skip
-_CALLED = "Define __call__, which is PyTorch's forward; module(x) calls it."
+_CALLED = "Define __call__, which corresponds to PyTorch's forward; module(x) calls it."
 _MODE = "Pass it to __call__ as an argument: module(x, training=True)."
 _DEVICE = "Variables take data of any library: v.assign(device_put(v.value, device))."
-_NO_GRADS = "Gradients are returned, and added to nothing: leave it out."
+_NO_GRADS = "Gradients are returned, not accumulated: leave it out."
 MODULE: dict[str, str] = {  # attributes of PyTorch's and Keras's modules
     **dict.fromkeys(["__call__", "forward"], _CALLED),
     **dict.fromkeys(["cuda", "to"], _DEVICE),
@@ -144,3 +144,12 @@ _OFTEN = ("fired", "report", "result", "summary", "count", "stats")
 REPORT: dict[str, str] = dict.fromkeys(_OFTEN, _REPORT)
 _CTX = "This is TensorFlow's op: see op.inputs, op.outputs and op.get_attr(name)."
 OP_VIEW = {"needs_input_grad": _CTX, "saved_tensors": _CTX, "saved_values": _CTX}
+
+# Op types, in lower case, whose gradient is infinite or NaN at some inputs: `rules.safe` is for
+# these. The last line has primitives of JAX with other names.
+SINGULAR = frozenset({
+    "sqrt", "rsqrt", "reciprocal", "log", "log1p", "log2", "log10", "realdiv", "pow", "asin",
+    "acos", "acosh", "atanh", "atan2", "erfinv", "lgamma", "digamma", "xlogy", "xdivy",
+    "integer_pow", "erf_inv", "cbrt",
+})  # fmt: skip
+NORMS = frozenset({"norm", "vector_norm"})  # functions of PyTorch

@@ -1,4 +1,4 @@
-"""Python numbers, and lists of them, as arrays of a dtype that was asked for."""
+"""Python numbers, and lists of them, as arrays of a requested dtype."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ PLAIN = frozenset({bool, int, float, complex, list, tuple})
 
 
 def is_tensor(value: object) -> bool:
-    """Return whether a value is a Tensor, or stands for one."""
+    """Return whether a value is a Tensor, or a class of Tensor-like values."""
     return isinstance(value, Tensor | Readable)
 
 
@@ -24,10 +24,10 @@ HOLDS_TENSORS = (
 
 
 def listed(values: Any, exact: bool = True) -> np.ndarray:
-    """Python numbers as NumPy reads them: bools, integers, floats or complex numbers.
+    """Return Python numbers as NumPy reads them: bools, integers, floats or complex numbers.
 
-    Integers that only Python can hold come as an array of objects. (NumPy makes floats of them
-    where there are smaller ones too, as in `[2**63, 1]`; they stay floats unless it must be exact.)
+    Integers that only Python can hold become an array of objects. (NumPy converts them to floats
+    if there are smaller ones too, as in `[2**63, 1]`. With `exact=False` they stay floats.)
     """
     if (
         isinstance(values, list | tuple)
@@ -37,7 +37,7 @@ def listed(values: Any, exact: bool = True) -> np.ndarray:
         raise ArgumentError(HOLDS_TENSORS)
     try:
         array = np.array(values)
-    except RegradError:  # of a Tensor in one of the rows, which may not be read
+    except RegradError:  # from a Tensor in one of the rows, whose values cannot be read
         raise ArgumentError(HOLDS_TENSORS) from None
     except ValueError:
         raise ShapeError(
@@ -49,13 +49,13 @@ def listed(values: Any, exact: bool = True) -> np.ndarray:
     if array.dtype.kind not in "biufc":
         raise DTypeError(
             f"a Tensor holds numbers or bools, got the list {values!r:.80}. For a missing number "
-            "write rg.nan."
+            "use rg.nan."
         )
     return array
 
 
 def integers(array: np.ndarray, values: Any) -> np.ndarray | None:
-    """The values as Python's integers, if they are, and NumPy has made something else of them."""
+    """Return the values as Python integers if they are integers that NumPy has converted."""
     if array.dtype.kind not in "fO":
         return None
     if array.dtype.kind == "f" and not (np.abs(array) >= 2.0**63).any():
@@ -66,9 +66,9 @@ def integers(array: np.ndarray, values: Any) -> np.ndarray | None:
 
 
 def under(values: Any, dtype: np.dtype) -> np.ndarray:
-    """Python numbers as an array of a dtype, each converted by itself and at once.
+    """Return Python numbers as an array of a dtype. Each number is converted on its own, directly.
 
-    An integer dtype cuts off fractions, a real one takes the real part. Raises NumberRangeError
+    An integer dtype truncates fractions. A real dtype takes the real part. Raises NumberRangeError
     for numbers that the dtype cannot hold.
     """
     array = listed(values, exact=dtype.kind in "iu")
@@ -84,7 +84,7 @@ def under(values: Any, dtype: np.dtype) -> np.ndarray:
 
 
 def check_range(array: np.ndarray, dtype: np.dtype) -> None:
-    """Refuse numbers that an integer dtype cannot hold, infinities and NaN among them."""
+    """Raise for numbers that an integer dtype cannot hold, also for infinities and NaN."""
     limits = np.iinfo(dtype)
     if array.dtype.kind in "biu" and np.can_cast(array.dtype, dtype):
         return
@@ -94,13 +94,13 @@ def check_range(array: np.ndarray, dtype: np.dtype) -> None:
 
 
 def out_of_range(value: Any, dtype: np.dtype) -> NumberRangeError:
-    """The error for a number that a dtype cannot hold."""
+    """Return the error for a number that a dtype cannot hold."""
     if dtype.kind in "iu":
         limits = np.iinfo(dtype)
         return NumberRangeError(
             f"the number {value} does not fit the dtype {dtype}, which holds integers from "
-            f"{limits.min} to {limits.max}. Ask for a wider dtype, or convert the Tensor that "
-            "meets the number with astype."
+            f"{limits.min} to {limits.max}. Use a wider dtype, or convert the other operand of the "
+            "number with astype."
         )
     return NumberRangeError(
         f"the number {f'{value!s:.20}…'} is too large for {dtype}, as for every float"

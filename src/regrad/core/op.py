@@ -1,14 +1,14 @@
-"""The decorator that makes an op out of a kernel, and the shorthands for columns of them.
+"""The decorator that makes an op from a kernel, and shorthands for tables of ops.
 
     @op("Square")
     def square(xp, x: Tensor, /) -> Tensor:
         "`x * x`, element by element."
         return x * x
 
-Annotations decide what a parameter is. `Tensor`, `Tensor | None` and `Sequence[Tensor]` are
-tensors; `Indices` is a tensor of integers; everything else is an attribute. `TensorLike` reads
-as `Tensor` does, and tells a type checker that arrays and numbers are taken too. `xp` is the
-array namespace and is not part of the public signature.
+Annotations decide the kind of a parameter. `Tensor`, `Tensor | None` and `Sequence[Tensor]` are
+tensors. `Indices` is a tensor of integers. Every other annotation is for an attribute. `TensorLike`
+has the same effect as `Tensor`, and a type checker then also accepts arrays and numbers. `xp` is
+the array namespace, and not part of the public signature.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from regrad.errors import ArgumentError, RegistrationError, kind
 P = ParamSpec("P")
 R = TypeVar("R")
 
-Indices: TypeAlias = TensorLike  # of integers: Python numbers given for it are not made float32
+Indices: TypeAlias = TensorLike  # integers: Python numbers are not converted to float32 here
 KINDS = {
     "TensorLike": ("one", False),
     "TensorLike | None": ("optional", False),
@@ -59,25 +59,25 @@ def op(
     holomorphic: bool = True,
     real: bool = False,
 ) -> Callable[[Callable[Concatenate[Any, P], R]], Callable[P, R]]:
-    """Make an op of type `type` out of a kernel.
+    """Return a decorator that makes an op of type `type` from a kernel.
 
     Args:
-        type: The op type, CamelCase (TensorFlow's name where it has one).
-        elementwise: The op works element by element; several inputs broadcast. Graphs then know
-            the shape of its result, NumPy's function of its name takes Tensors, and overrides
-            find the functions that PyTorch and JAX have under it.
-        broadcasts: The inputs broadcast; the walk sums a gradient down to its input's shape.
+        type: The op type, in CamelCase (TensorFlow's name if it has one).
+        elementwise: The op works element by element, and several inputs broadcast. Graphs can then
+            infer the shape of its result, NumPy's function of this name accepts Tensors, and
+            overrides find the functions of PyTorch and JAX with this name.
+        broadcasts: The inputs broadcast. The backward pass sums a gradient to its input's shape.
             (Inputs that broadcast are promoted to one dtype as well.)
-        promotes: The inputs that are brought to a common dtype before the kernel runs: True
+        promotes: The inputs that are converted to a common dtype before the kernel runs: True
             for all, or their names.
         to_float: As `promotes=True`, and integers and bools become float32.
-        holomorphic: The op is complex-differentiable, and its rule is written as for real
-            numbers (no conjugates; the walk puts them in). For ops such as `abs` say False and
+        holomorphic: The op is complex-differentiable, and its rule is written as for real numbers
+            (without conjugates: the backward pass adds them). For ops such as `abs` pass False, and
             write the rule in TensorFlow's convention for complex gradients.
-        real: The op is of real numbers only: complex ones, which have no order, are refused.
+        real: The op accepts real numbers only. Complex numbers, which have no order, raise.
 
     Returns:
-        A decorator of a kernel, which returns the public function of the op.
+        A decorator that turns a kernel into the public function of the op.
 
     Raises RegistrationError if the type exists.
 
@@ -100,7 +100,7 @@ def op(
         _check_name(kernel.__name__, type)
         entry = Op(
             type,
-            kernel.__name__.lstrip("_"),  # `_clip` is the op behind the function clip
+            kernel.__name__.lstrip("_"),  # `_clip` is the kernel of the function clip
             kernel,
             inputs,
             attrs,
@@ -125,11 +125,11 @@ def _check_function(kernel: object, type: str) -> None:
 
 
 def _check_name(name: str, type: str) -> None:
-    """Refuse a name that Python cannot call: the op is called as its kernel is."""
+    """Raise for a name that is not an identifier, because the op has the name of its kernel."""
     if not name.isidentifier() or keyword.iskeyword(name):
         raise ArgumentError(
-            f"op: the kernel of {type!r} is called {name!r}, which is no identifier, and the op is "
-            "called as its kernel is. Write it with def."
+            f"op: the kernel of {type!r} has the name {name!r}, which is not an identifier. The op "
+            "gets the name of its kernel. Define the kernel with def."
         )
 
 
@@ -137,7 +137,7 @@ def _check_free(type: str) -> None:
     if not OPS.is_free(type):
         raise RegistrationError(
             f"the op type {type!r} exists already (regrad.{OPS[type].name}); "
-            "choose another name for yours"
+            "choose another name for your op"
         )
 
 
@@ -155,7 +155,7 @@ def _parameters(kernel: Callable[..., Array], type: str) -> tuple[list[Input], l
         if kind is None and i < positional:
             raise ArgumentError(
                 f"the kernel of the op type {type!r} takes its attribute {name!r} by position "
-                "only; put it behind the `/`, kernels get attributes by keyword"
+                "only; put it after the `/`, because kernels get attributes by keyword"
             )
         if kind is None:
             attrs.append(name)
@@ -169,7 +169,7 @@ def _count(function: Callable[..., Any]) -> int:
 
 
 def _annotation(annotation: Any) -> str:
-    """An annotation as written, without module names (it may be a string or an object)."""
+    """Return an annotation as written, without module names (it may be a string or an object)."""
     if isinstance(annotation, type):
         annotation = annotation.__name__
     for module in ("regrad.core.tensor.", "regrad.", "rg.", "collections.abc.", "typing."):
@@ -178,10 +178,10 @@ def _annotation(annotation: Any) -> str:
 
 
 def _public(entry: Op, kernel: Callable[..., Array]) -> Callable[..., Any]:
-    """The function that users call: the kernel's signature without `xp`, and the one road.
+    """Return the function that users call, with the kernel's signature but without `xp`.
 
-    Ops of one or two plain tensors take a short road. For the others the function is written
-    out, so that Python itself checks and names the arguments.
+    Ops of one or two plain tensors have a fast path. For other ops the function is generated as
+    source code, so that Python itself checks and names the arguments.
     """
     short = {1: unary, 2: binary}.get(len(entry.inputs))
     plain = entry.flat and not entry.attrs and not any(i.integers for i in entry.inputs)
@@ -218,8 +218,8 @@ def _write_function(entry: Op, kernel: Callable[..., Array]) -> Callable[..., An
     after = ", ".join(f"{name!r}: {name}" for name in names[positional:])
     tensors = "".join(f"{i.name}, " for i in entry.inputs)
     attrs = ", ".join(f"{a!r}: {a}" for a in entry.attrs)
-    # As namedtuple does: a function with exactly this signature, which answers whatever else it
-    # is given.
+    # Like namedtuple, generate a function with exactly this signature. It also takes any other
+    # arguments, to report them.
     source = (
         f"def {entry.name}({', '.join([*pieces, '**unknown_'])}):\n"
         f"    if {fault}: raise misfit_(op_, ({before}*more_), {{{after}}}, unknown_)\n"
@@ -228,11 +228,11 @@ def _write_function(entry: Op, kernel: Callable[..., Array]) -> Callable[..., An
     return define(entry.name, source, scope, lasting=True)
 
 
-MISSING = object()  # stands for an argument that was not given
+MISSING = object()  # the default of an argument that the caller has to pass
 
 
 def _defaults(kernel: Callable[..., Array]) -> dict[str, Any]:
-    """The defaults of a kernel's parameters, by name."""
+    """Return the defaults of a kernel's parameters, by name."""
     values = kernel.__defaults__ or ()
     positional = kernel.__code__.co_varnames[: kernel.__code__.co_argcount]
     last = positional[len(positional) - len(values) :]
@@ -240,18 +240,18 @@ def _defaults(kernel: Callable[..., Array]) -> dict[str, Any]:
 
 
 def _misfit(op: Op, args: Sequence[Any], options: Attrs, unknown: Attrs) -> Exception:
-    """The error for a call that an op's signature does not fit."""
+    """Return the error for a call that does not match an op's signature."""
     args = list(itertools.takewhile(lambda x: x is not MISSING, args))
     options = {name: x for name, x in {**options, **unknown}.items() if x is not MISSING}
     try:
         check_call(op.function, op.name, args, options)
     except ArgumentError as error:
         return error
-    raise AssertionError(f"{op.name} takes what was refused")
+    raise AssertionError(f"{op.name} accepts the call that its function rejected")
 
 
 class Declared(inspect.Signature):
-    """The signature of an op, worked out on first use."""
+    """The signature of an op, computed at first use."""
 
     __slots__ = ("_declare",)
 
@@ -290,19 +290,18 @@ def elementwise(
     inputs: str = "x",
     boolean: bool = False,
 ) -> Callable[..., Any]:
-    """Return the function of an elementwise op, declared in one row, as `op` and `gradient` do.
+    """Return the function of an elementwise op, declared in one call instead of `op`, `gradient`.
 
     Args:
         type: The op type.
         name: The name of the function.
         kernel: A function of `(xp, x)`, or the name of the kernel in the Array API standard.
         doc: The docstring. Arguments, results and errors are added to it.
-        *rules: One rule per input, in order; none for ops that have no gradient.
+        *rules: One rule per input, in order; none for ops without a gradient.
         to_float: Integers and bools become the default dtype.
         holomorphic, real: As in `op`.
         inputs: The names of the inputs, one or two.
-        boolean: The results are bools; this is for the docstring.
-
+        boolean: The results are bools. Only the docstring depends on this.
     Raises:
         RegistrationError: the op type exists.
 
@@ -333,7 +332,7 @@ def elementwise(
     function.__name__ = function.__qualname__ = name
     function.__module__ = sys._getframe(1).f_globals["__name__"]
     function.__annotations__ = {**dict.fromkeys(names, "TensorLike"), "return": "Tensor"}
-    if names not in (["x"], ["a", "b"]):  # the names of the short roads
+    if names not in (["x"], ["a", "b"]):  # the names in the functions of the fast path
         function.__signature__ = Declared(lambda: _of_names(names))  # pyright: ignore
     function.__doc__ = complete(doc, entry, function.__annotations__, boolean=boolean)
     entry.function = function
@@ -347,8 +346,8 @@ def row(
 ) -> Callable[[Callable[..., Any]], Any]:
     """Declare an elementwise op by a function that has its name, its inputs and its docstring.
 
-    The kernel is the function of that name in the Array API standard, unless another is given.
-    Rules and options are those of `elementwise`.
+    The default kernel is the function of that name in the Array API standard.
+    Rules and options are the ones of `elementwise`.
     """
 
     def declare(like: Callable[..., Any]) -> Any:
@@ -368,10 +367,10 @@ def _of_names(names: Sequence[str]) -> inspect.Signature:
 
 
 def piecewise_constant(type: str, rule: RuleFunction) -> None:
-    """Give an op a rule that is zero (or `rules.no_gradient`) wherever the op is differentiable.
+    """Set an op's rule, which is zero (or `rules.no_gradient`) where the op is differentiable.
 
-    Such a rule ignores its inputs as a linear op's does, but the op is not linear; forward
-    mode must know.
+    Such a rule ignores its inputs, like the rule of a linear op. But the op is not linear, and
+    forward mode has to distinguish the two.
 
     Args:
         type: The op type.
@@ -397,7 +396,7 @@ def piecewise_constant(type: str, rule: RuleFunction) -> None:
 
 
 def entwined(type: str, *rules: RuleFunction, together: RuleFunction) -> None:
-    """Give an op one rule per input, and one for the first with others; see `Entwined`."""
+    """Add one rule per input to an op, and one for the first input with others. See `Entwined`."""
     entry = find_op(type)
     rule = entry.rule = Entwined(entry, type)
     for each, function in zip(entry.inputs, rules, strict=True):

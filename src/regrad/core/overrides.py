@@ -1,4 +1,4 @@
-"""`gradient_override_map`: rules put in force by op type, within a scope."""
+"""`gradient_override_map`: apply rules by op type within a scope."""
 
 from __future__ import annotations
 
@@ -26,52 +26,52 @@ from regrad.errors import ArgumentError, alike
 
 @lru_cache
 def _alike(op_type: str, count: int) -> list[str]:
-    """The other op types of a name like that, of so many that there are."""
+    """Return the other op types with a similar name. `count` is the number of op types."""
     return [name for name in alike(op_type, OPS) if name != op_type]
 
 
 class gradient_override_map(Scope[OpBinding]):
-    """Within the scope, ops of the given types are differentiated by the given rules.
+    """Differentiate ops of the given types by the given rules, within the scope.
 
     Args:
-        rules: `{op type: rule}`. A rule is a function, a name given to `RegisterGradient`, or
-            an op type whose own rule is to be used (`{"Round": "Identity"}` is the
-            straight-through estimator). Functions are in the native form `(dy, x, …)` or in
+        rules: `{op type: rule}`. A rule is a function, a name registered with `RegisterGradient`,
+            or an op type, whose own rule then applies (`{"Round": "Identity"}` is the
+            straight-through estimator). Functions have the native form `(dy, x, …)` or
             TensorFlow's `(op, grad, …)`; see `gradient`. The parameter `builtin` is the op's own
             gradient, for a rule that scales, clips or logs it, as in `lambda dy, builtin:
-            3 * builtin(dy)`; `forward` is the op as a function of its inputs. A key
-            `rg.at("block1.*", "Relu")` holds in one place only: in the scopes of `name_scope` that
-            the pattern names, in a function, in a `Module` or a class of them. A rule may ask for
-            the `site` of its op.
-        values: whether rules may replace values, as `rg.replace(forward)` does.
-        order: By default the rules hold at every order: where a gradient that they made is
-            differentiated, the forward pass is differentiated by them, too. With `order=1` they
-            give the first derivative alone, and derivatives of that gradient are true ones: of the
-            rules' formulas, and of all else by the ops' own gradients.
+            3 * builtin(dy)`. The parameter `forward` is the op as a function of its inputs. A key
+            `rg.at("block1.*", "Relu")` applies in one place only: in the scopes of `name_scope`
+            that the pattern matches, in a function, in a `Module` or a class of them. A rule may
+            take the `site` of its op.
+        values: Whether rules may replace values, as `rg.replace(forward)` does.
+        order: By default the rules apply at every order: if a gradient that the rules made is
+            differentiated, they also apply to the forward pass. With `order=1` the rules define
+            only the first derivative. Derivatives of that gradient are then true derivatives: of
+            the rules' formulas, and, for all other ops, by the ops' own gradients.
 
-    An op is bound when it is *created*; where and when it is differentiated does not matter.
-    Scopes nest, and the inner one wins op type by op type. They hold in their own thread and
-    asyncio task, and in jobs, threads and tasks that are handed in or started there. The rules
-    themselves, and the backward pass, run with scopes masked.
+    The scope binds an op when the op is *created*. It does not matter where and when the op is
+    differentiated. Scopes nest, and the inner scope wins for each op type. A scope applies to its
+    own thread and asyncio task, and to jobs, threads and tasks that are submitted or started there.
+    Scopes do not apply inside the rules themselves, or in the backward pass.
 
-    The object bound by `as` tells what happened: `hits` lists op type, rule, source line, how
-    many ops were created and how often the rule ran, and `assert_fired()` raises unless each
-    rule ran. Keys that matched nothing are named in an UnusedOverrideWarning, with what ran in
-    their place; `rules.optional` marks those that may match nothing.
+    The object bound by `as` reports which ops the rules changed. `hits` lists op type, rule, source
+    line, how many ops were created and how often the rule ran. `assert_fired()` raises unless each
+    rule ran. An UnusedOverrideWarning names the keys that matched nothing, and the ops that ran
+    instead. Mark keys that may match nothing with `rules.optional`.
 
-    As a decorator, `@gradient_override_map(rules)`, it opens a scope of its own for each call of
-    the function; the hits of all calls are told by the object that decorates. What runs after
-    the call (a generator, a coroutine) is refused.
+    As a decorator, `@gradient_override_map(rules)`, it opens its own scope for each call of the
+    function. The decorating object reports the hits of all calls. It raises for a function that
+    runs after its call (a generator, a coroutine).
 
     Raises:
         ArgumentError: the map is not a dict of op types to rules; a key for whole calls names no
             scope that decorates; two keys select one place; a rule replaces values without
-            `values=True`; `order` is neither None nor 1; the scope is left in another thread or
+            `values=True`; `order` is neither None nor 1; the scope is exited in another thread or
             context.
         GradientError: a key counts calls in a compiled loop or branch; `order=1` where a gradient
             of a gradient passes one.
-        UnknownOpError: an op type or rule name does not exist (with near names).
-        RuleError: a rule asks for a name that the op type does not have.
+        UnknownOpError: an op type or rule name does not exist (with similar names).
+        RuleError: a rule takes a name that the op type does not have.
 
     Source: `tf.Graph.gradient_override_map`, which checks neither keys nor names.
 
@@ -90,7 +90,7 @@ class gradient_override_map(Scope[OpBinding]):
     1.4537
     """
 
-    _onlookers = Onlookers()  # of a scope that is not open: none
+    _onlookers = Onlookers()  # (empty until the scope is open)
 
     @helpful("gradient_override_map")
     def __init__(
@@ -116,7 +116,7 @@ class gradient_override_map(Scope[OpBinding]):
             jobs.SCOPES[inside] = None
             jobs.settle()
             yield from stay(self, STATE, inside, telling)
-        except GeneratorExit:  # nobody can leave it any more: wherever it is in force, it ends
+        except GeneratorExit:  # the object is collected, so no code can exit the scope: end it
             inside.overrides, inside.left = before and before.overrides, (before,)
             warn_of_open_scope(self._name, self._opener)
             raise
@@ -124,7 +124,7 @@ class gradient_override_map(Scope[OpBinding]):
             if inside in jobs.SCOPES:
                 del jobs.SCOPES[inside]
             jobs.settle()
-        if current() is not before:  # a scope inside is open
+        if current() is not before:  # an inner scope is still open
             inside.left = (before,)
             raise left_out_of_turn()
         while before is not None and before.left is not None:
@@ -133,7 +133,7 @@ class gradient_override_map(Scope[OpBinding]):
         self._warn_unless_hit()
 
     def _inside(self, before: State | None) -> State:
-        """The state in the scope."""
+        """Return the state within the scope."""
         around = (before and before.overrides) or {}
         depth = 1 + max([b.depth for b in around.values()]) if around else 1
         new: dict[Any, OpBinding] = {}  # by op type, or by the place as well
@@ -146,7 +146,7 @@ class gradient_override_map(Scope[OpBinding]):
                 stands = placed.Placed(self._key(op.type), place and place.identity, depth)
                 known = given.setdefault(stands, value)
                 if known is not value and identity_of(known) != identity_of(value):
-                    # (Add and AddV2 with one rule is what portable code says)
+                    # (portable code may have Add and AddV2 with one rule)
                     raise ArgumentError(
                         f"two keys of the map name one op type: {', '.join(map(repr, self._rules))}"
                         f" are {', '.join(sorted({repr(b.op_type) for b in new.values()}))}"
@@ -164,7 +164,7 @@ class gradient_override_map(Scope[OpBinding]):
         return before.overriding(inside) if before is not None else State(overrides=inside)
 
     def _bound(self, value: Any, op: Op, key: placed.Placed, place: at | None) -> OpBinding:
-        """Return the binding of an entry of the map, to stand under a key in a state."""
+        """Return the binding of an entry of the map, with its key in a state."""
         if place is not None and placed.asks_site(value, op):
             at_site = lambda site: self._resolve(placed.with_site(value, site), op)  # noqa: E731
             return OpBinding(op, at_site(None), key.depth, key, at_site, place)
@@ -174,19 +174,20 @@ class gradient_override_map(Scope[OpBinding]):
         return gradient_override_map(rules, values=self._values, order=self._order)
 
     def _resolve(self, value: Any, op: Op) -> Rule:
-        """The rule that an entry of the map stands for."""
+        """Return the rule for an entry of the map."""
         if op is placed.CALL:
             if isinstance(value, Learns):
                 raise ArgumentError(
-                    f"{value!r} is for a whole call here, whose parameters are the Variables that "
-                    "it reads. Read the parameter in the function, and return its gradient by name."
+                    f"{value!r} is for a whole call here, and the parameters of a whole call are "
+                    "the Variables that it reads. Read the parameter in the function, and return "
+                    "its gradient by name."
                 )
             return placed.WholeCallRule(value)
         is_run_as_another = isinstance(value, Replace | Learns)
         return ReplacingRule(value, op) if is_run_as_another else resolve(value, op)
 
     def _key(self, op_type: str) -> Any:
-        """Under what key a binding is found; a graph's own scope is found for its ops only."""
+        """Return the key of a binding. A graph's own scope has other keys, for its ops alone."""
         return op_type
 
     def _collect(self, scope: Any) -> None:
@@ -204,7 +205,7 @@ class gradient_override_map(Scope[OpBinding]):
         super().assert_fired(*meant)
 
     def _meant(self, asked: Any) -> list[str]:
-        """The keys of this scope that are meant: one place, or an op type in all places."""
+        """Return the keys of this scope that match: one place, or an op type in all places."""
         if isinstance(asked, at):
             if asked.what is None:
                 return [repr(asked)]

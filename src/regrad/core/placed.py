@@ -1,19 +1,19 @@
-"""Rules that hold in one place: what the keys `rg.at(where, what)` of a map mean for regrad's ops.
+"""Rules that are limited to a place: keys `rg.at(where, what)` for regrad's ops.
 
-The chain of an op (see `places`) are the functions and modules among the keys that run when it is
-created, and then the named scopes that are open. So an op type of which a key speaks stands in the
-overrides of a state for a `Chooser`, and each rule, with its hits, under a key of its own:
+The chain of an op (see `places`) consists of the functions and modules among the keys that run when
+the op is created, followed by the open named scopes. For an op type with such keys, the overrides
+of a state hold a `Chooser`. Each rule, with its hits, has its own key:
 
     {"Relu": Chooser, Placed("Relu", at("block1.*", "Relu"), 1): binding, Placed("Relu", None, 1):
-     what holds elsewhere in the scope, or outside of it, Placed("", None, 1): Counting}
+     the rule for other places in the scope, or outside of it, Placed("", None, 1): Counting}
 
 Invariants:
 
-* A choice is made when an op is created. Where a body runs a second time (the backward pass of a
-  `checkpoint`) the choices of the first run hold: its trail has them.
-* How often a key was met, by ops of all its types, belongs to the Counting. A trace of `jit` counts
-  in a copy, and each call of its program moves the Counting on by as much.
-* Nothing of this concerns ops of other types, or scopes without such keys.
+* regrad chooses when it creates an op. If a body runs a second time (the backward pass of a
+  `checkpoint`), the choices of the first run, which its trail holds, apply again.
+* The Counting counts how often ops of all types matched a key. A trace of `jit` counts in a copy.
+  Each call of its program advances the Counting by the same number.
+* Ops of other types, and scopes without such keys, are not affected.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ from regrad.core.state import State, current
 from regrad.core.tensor import Tensor
 from regrad.errors import ArgumentError, GradientError, PassedOverError, alike
 
-# Bodies that are traced once for many runs, or of which one of several runs.
+# Bodies that are traced once for many runs, or of which only one runs.
 SHARED = frozenset({"scan", "fori_loop", "map", "while_loop", "cond"})
 
 # The op type of whole calls of functions that a `name_scope` decorates.
@@ -61,38 +61,38 @@ CALL = Op("Call", "call", lambda xp, xs: xs, [Input("xs", "many")])
 
 
 class Placed(NamedTuple):
-    """The key of a rule that holds in one place, among the overrides of a state."""
+    """The key of a rule that is limited to a place, in the overrides of a state."""
 
     op_type: Any  # (in a graph's own scope, with the graph)
-    place: Any  # its `identity`; None: what holds where no place of the scope fits
+    place: Any  # the place's `identity`; None: the rule for calls that match no place of the scope
     depth: int
 
 
 def _counting(depth: int) -> Placed:
-    """The key of the `Counting` of a scope, among the overrides of a state."""
+    """Return the key of the `Counting` of a scope, in the overrides of a state."""
     return Placed("", None, depth)
 
 
 class Counting(OpBinding):
-    """Counts the calls that the keys of a scope have met, of all op types."""
+    """Counts the calls that match the keys of a scope, for all op types."""
 
     rule: Rule = NoGradient()
 
     def __init__(self, keys: Sequence[at], depth: int, counts: Mapping[Any, int]) -> None:
         super().__init__(CALL, self.rule, depth)
-        self.keys = keys  # with `nth`
+        self.keys = keys  # the keys with `nth`
         self.counts: Counts = Counts(counts)
-        self.before: Counts = Counts(counts)  # when this copy was made
+        self.before: Counts = Counts(counts)  # the counts when this copy was made
 
     def copy(self) -> Counting:
         return Counting(self.keys, self.depth, self.counts)
 
-    # (a body that runs again counts in a copy: its first run was counted)
+    # (a body that runs again counts in a copy, because its first run was counted)
     repeat: Callable[[Any], Any] = copy
 
     @property
     def token(self) -> Any:
-        """The calls that each key still waits for, on which the choices of a body depend."""
+        """The calls that each key still waits for. The choices of a body depend on them."""
         return tuple([max(0, (key.nth or 0) - self.counts.of(key)) for key in self.keys])
 
     def moved(self, copy: OpBinding) -> None:
@@ -103,7 +103,7 @@ class Counting(OpBinding):
 
 
 class Chooser(OpBinding):
-    """Chooses among the rules of a scope for one op type, by the place where an op is created."""
+    """Chooses among a scope's rules for one op type, by the place where an op is created."""
 
     rule: Rule = NoGradient()
 
@@ -114,9 +114,9 @@ class Chooser(OpBinding):
         # the functions, modules and classes among the places, with the code of the functions
         owners = [e for e in places.entries if not (isinstance(e, str) or is_predicate(e))]
         self.owners: list[tuple[Any, Any]] = [(e, code_of(e)) for e in owners]
-        self.outside: tuple[ChainStep, ...] = ()  # what ran where this thread or run was begun
+        self.outside: tuple[ChainStep, ...] = ()  # the steps around this thread or run
         self.paths: dict[str, None] | None = {}  # where ops were created
-        self.known: dict[Path, list[Fit]] = {}  # by path, if nothing else decides
+        self.known: dict[Path, list[Fit]] = {}  # by path, if the path alone decides
         self.in_run = False  # whether ops are created in the run of a graph, any number of times
 
     def copy(self) -> Chooser:
@@ -137,13 +137,13 @@ class Chooser(OpBinding):
 
     @property
     def token(self) -> Any:
-        """The owners that run, on which the choices of a compiled body depend besides the keys."""
+        """The running owners. The choices of a compiled body depend on them besides the keys."""
         running = (*reversed(self.outside), *self._running())
         return tuple([tuple([matches(e, s) for e, _ in self.owners]) for s in running])
 
     def bind(self, op: Op, xs: Sequence[Tensor], site: Site | None = None) -> Any:
         if xs and not any(is_inexact(x.dtype) for x in xs):
-            return None  # (it could have no gradient, and is not a call to count)
+            return None  # (integers have no gradient, and the call does not count)
         state = current()
         assert state is not None and state.overrides is not None
         place, n = self._chosen(op, xs, state)
@@ -153,7 +153,7 @@ class Chooser(OpBinding):
         return binding.bind(op, xs, self._site(op, xs, n) if binding.at_site else None)
 
     def _chosen(self, op: Op, xs: Sequence[Tensor], state: State) -> tuple[Any, int]:
-        """The place that decides for an op that is being created, and how often it did before."""
+        """Return the place that decides for a new op, and how often it has decided before."""
         trails, overrides = [*_trails(state)], state.overrides or {}
         for trail in trails:  # the outermost first
             known = trail.expected and trail.expected.places_chosen
@@ -178,7 +178,7 @@ class Chooser(OpBinding):
         return self.known[path]
 
     def _refuse_shared(self, key: at | None, region: Any) -> None:
-        """Refuse to count calls where one of them stands for several runs, or may not run."""
+        """Raise for a key that counts calls in a body that may run several times, or not at all."""
         if key is None:
             return
         kinds = ["function that waits for the run of its graph"] if self.in_run else []
@@ -187,9 +187,9 @@ class Chooser(OpBinding):
             region = region.outer
         if kinds:
             raise GradientError(
-                f"{key!r}: its calls cannot be counted in the {kinds[0]}, as what is "
-                "written once there may run any number of times. Name the place by a name_scope, "
-                "or by a function, in there."
+                f"{key!r}: its calls cannot be counted in the {kinds[0]}, because a call that is "
+                "written there once may run any number of times. Name the place by a name_scope or "
+                "a function inside of it."
             )
 
     def _site(self, op: Op, xs: Sequence[Tensor], n: int) -> Site:
@@ -204,7 +204,7 @@ class Chooser(OpBinding):
         return [*self.outside, *reversed([*self._running()]), *scopes]
 
     def _running(self) -> Iterator[ChainStep]:
-        """Those of them that run, innermost first."""
+        """Yield the owners that run, innermost first."""
         frame = sys._getframe(1) if self.owners else None
         while frame is not None:
             for owner, code in self.owners:
@@ -215,7 +215,7 @@ class Chooser(OpBinding):
 
 
 def _trails(state: State) -> Iterator[Any]:
-    """The trails of the bodies that run, outermost first."""
+    """Yield the trails of the bodies that run, outermost first."""
     region: Any = state.region
     if region is not None:
         yield from _trails(region.around or State())
@@ -224,7 +224,7 @@ def _trails(state: State) -> Iterator[Any]:
 
 
 def code_of(owner: Any) -> Any:
-    """The code that runs while a function runs; None for a class or an object."""
+    """Return the code that runs while a function runs; None for a class or an object."""
     function = inspect.unwrap(owner)
     return getattr(function, "__code__", None) if inspect.isroutine(function) else None
 
@@ -240,7 +240,7 @@ def _runs(owner: Any, own: Any, frame: Any) -> Any:
         return first if matches(owner, ChainStep((), first)) else None
     if held is not None:
         return owner if first is held else None
-    # (functions that one `def` made have one code, and are known by what they close over)
+    # (functions that one `def` made share their code, and differ in their closures)
     known = inspect.getclosurevars(function).nonlocals
     return owner if all(frame.f_locals.get(name) is known[name] for name in known) else None
 
@@ -249,7 +249,7 @@ def _runs(owner: Any, own: Any, frame: Any) -> Any:
 
 
 class WholeCallRule(Rule):
-    """The value of a map for whole calls, to be bound to the inputs of each."""
+    """The value of a map for whole calls. Each call binds it to the inputs of the call."""
 
     def __init__(self, value: Any) -> None:
         self.value = value
@@ -257,7 +257,7 @@ class WholeCallRule(Rule):
 
 
 class Hiding(RepeatedBinding):
-    """A binding inside of a whole call, whose rule would never run."""
+    """A binding inside of a whole call. It raises, because its rule would never run."""
 
     def __init__(self, first: OpBinding, path: str) -> None:
         super().__init__(first)
@@ -265,13 +265,13 @@ class Hiding(RepeatedBinding):
 
     def bind(self, op: Op, xs: Sequence[Tensor], site: Site | None = None) -> Any:
         raise PassedOverError(
-            f"{op.type!r} ran inside of the call of {self.path!r}, which has a rule as a whole: "
-            f"that decides, and the rule {self.rule.name!r} would never run. Name other places."
+            f"{op.type!r} ran inside of the call of {self.path!r}, whose rule applies to the whole "
+            f"call. So the rule {self.rule.name!r} would never run. Name other places."
         )
 
 
 def hiding(overrides: Any, path: str) -> Any:
-    """Return the overrides in force inside of a whole call: none may fire."""
+    """Return the overrides inside of a whole call, where none may fire."""
     plain = (Chooser, Counting, Onlookers)
     return {k: b if isinstance(b, plain) else Hiding(b, path) for k, b in overrides.items()}
 
@@ -280,35 +280,35 @@ def hiding(overrides: Any, path: str) -> Any:
 
 
 def op_types(key: Any) -> tuple[Any, ...]:
-    """Return the op types that a key names; refuse a place at which no op of ours can be found."""
+    """Return the op types that a key names. Raise for a place where regrad can find no op."""
     if not isinstance(key, at):
         return (key,)
     if key.what is None:
         whole = [e for e in entries(key.where) if not (isinstance(e, str) or is_predicate(e))]
         if whole or key.nth is not None:
             raise ArgumentError(
-                f"{key!r} means whole calls as one op, which are those of functions that a "
+                f"{key!r} means whole calls as one op, which exist only for functions that a "
                 "name_scope decorates: write @rg.name_scope('block1') above the function, and "
-                "rg.at('block1'). Or say for which op type the key holds, rg.at(where, 'Relu')."
+                "rg.at('block1'). Or name the op type for the key, rg.at(where, 'Relu')."
             )
-        import_module("regrad.transforms.whole_calls")  # what `name_scope` then calls by
+        import_module("regrad.transforms.whole_calls")  # (it registers how `name_scope` calls)
         return (CALL,)
     for entry in key.named:
         routine = inspect.isroutine(inspect.unwrap(entry)) and not is_predicate(entry)
         if routine and code_of(entry) is None:
-            raise ArgumentError(f"{key!r}: nothing tells when {entry!r:.60}, which is C code, runs")
+            raise ArgumentError(f"{key!r}: regrad cannot detect calls of C code, {entry!r:.60}")
     return entries(key.what)
 
 
 def place_of(key: Any, op: Op, value: Any) -> at | None:
-    """Return the place at which an entry of a map holds for an op type; None for everywhere."""
+    """Return the place at which an entry of a map applies to an op type; None for everywhere."""
     if isinstance(key, at):
         return key if op is CALL else replace(key, what=op.type, _given=key)
     return at(what=op.type) if asks_site(value, op) else None
 
 
 def asks_site(value: Any, op: Op | None) -> bool:
-    """Return whether a rule asks for the site of the op."""
+    """Return whether a rule takes the site of the op."""
     if isinstance(value, Replace):
         return "site" in parameters(value.forward) or asks_site(value.gradient, op)
     if isinstance(value, MapRule | type) or not callable(value):
@@ -319,7 +319,7 @@ def asks_site(value: Any, op: Op | None) -> bool:
 
 
 def with_site(value: Any, site: Site | None) -> Any:
-    """Return a rule that asks for the site of its op, given one."""
+    """Return a rule that takes the site of its op, bound to a site."""
     if not isinstance(value, Replace):
         return partial(value, site=site)
     f, rule = value.forward, value.gradient
@@ -330,9 +330,9 @@ def with_site(value: Any, site: Site | None) -> Any:
 
 
 def choosers(bindings: Collection[OpBinding], around: Mapping[Any, Any]) -> dict[Any, OpBinding]:
-    """Return overrides of bindings that stand under `Placed`s, those without a place as well.
+    """Return the overrides for bindings under `Placed` keys, also for bindings without a place.
 
-    `around` are those of the scopes outside.
+    `around` holds the overrides of the outer scopes.
     """
     made: dict[Any, OpBinding] = {}
     every = [(b.place, b.depth) for b in bindings if b.place is not None]
@@ -358,10 +358,10 @@ def choosers(bindings: Collection[OpBinding], around: Mapping[Any, Any]) -> dict
 
 
 def elsewhere(binding: OpBinding) -> str:
-    """Say where ops of a type were created, if their rule held for none."""
+    """Return where ops of a type were created, if their rule applied to none of them."""
     if binding.hits or binding.kind or not (binding.paths and binding.place):
         return ""
     named = binding.place.named
     near = [path for e in named if isinstance(e, str) for path in alike(e, binding.paths)]
     paths = [repr(path) if path else "no scope" for path in (near or list(binding.paths)[:3])]
-    return f"{binding.shown} held for no op; {binding.op_type!r} ran in {', '.join(paths)}"
+    return f"{binding.shown} applied to no op; {binding.op_type!r} ran in {', '.join(paths)}"

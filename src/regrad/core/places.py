@@ -1,17 +1,17 @@
-"""Where a rule holds: the keys `at(where, what, nth)`, and which of them wins at a place.
+"""Where a rule applies: the keys `at(where, what, nth)`, and which key wins at a place.
 
-The idea: modules (named scopes, functions) call each other. Those that run at some moment are the
-*chain*, outermost first; each is a `Step`. A key selects steps by its `where`, and holds for the
-calls that are made while one of them runs. So which rules hold follows from the chain alone, but
-for the keys that count calls, or ask about one: `Places.fits` returns the keys that the chain lets
-pass, the best first, and `pick` the one of a call.
+Modules (named scopes, functions) call each other. The modules that run at a moment are the *chain*,
+outermost first. Each is a `ChainStep`. A key selects steps by its `where`, and applies to the calls
+that run while a selected step runs. So the chain alone decides which rules apply, except for keys
+that count calls or have a predicate. `Places.fits` returns the keys that match the chain, the best
+first. `pick` returns the key for one call.
 
 Invariants:
 
-* Of the keys that fit, ranks decide (an instance, a path, a class, a predicate, everywhere), then
-  whose selected step is innermost, then whether the key names the n-th call. Two that are left are
-  refused: no order of a dict decides.
-* Nothing here knows a library. Each lays out its chain, and says what `what` means.
+* Among the keys that fit, the first criterion is the rank (an instance, a path, a class, a
+  predicate, everywhere). Then the key with the innermost selected step wins, and then a key that
+  names the n-th call. If two keys are still equal, regrad raises: dict order never matters.
+* This module does not depend on a library. Each library builds its chain, and interprets `what`.
 """
 
 from __future__ import annotations
@@ -33,23 +33,24 @@ INSTANCE, PATH, CLASS, PREDICATE, EVERYWHERE = range(5)  # the ranks, best first
 
 @dataclass(frozen=True, repr=False)
 class at:
-    """A key of a map of overrides that says where its rule holds.
+    """A key of a map of overrides that limits where its rule applies.
 
     Args:
-        where: The modules (or named scopes) that it selects: a pattern over their paths (`*` is
-            one step, `**` any number, none included; `layers.[3-5]` works as for files), a class,
+        where: The modules (or named scopes) to select: a pattern over their paths (`*` matches
+            one step, `**` any number including none; `layers.[3-5]` works as for files), a class,
             a module itself, or a predicate: a function whose one parameter is called `site` (see
             `Site`). A tuple selects by any of its entries. None is everywhere.
-        what: An op type, or whatever else the map takes as a key; a tuple is any of its entries.
-            The rule holds for the calls that are made while a selected module runs, its
+        what: An op type, or anything else that the map takes as a key. A tuple is any of its
+            entries. The rule applies to the calls that run while a selected module runs, its
             submodules included. None is the call of each selected module itself, as one op.
-        nth: Which one, counted from 0: of the modules, where whole modules are selected (-1 is the
-            last); else of the calls that the key fits, in each outermost call of the model.
+        nth: The index of one module or call, from 0. If the key selects whole modules, it counts
+            these modules (-1 is the last). Otherwise it counts the calls that the key fits, in each
+            outermost call of the model.
 
-    The value is a rule, or a map that holds there: `{rg.at("encoder"): {"Relu": rule}}`. If
+    The value is a rule, or a map that applies there: `{rg.at("encoder"): {"Relu": rule}}`. If
     several keys fit a call, a module wins over a path, a path over a class, a class over a
-    predicate, and that over an op type alone; then the key whose module is innermost; and a key
-    with `nth` over one without. Two keys that select one module for a call are refused.
+    predicate, and a predicate over an op type alone. Next, the key whose module is innermost wins,
+    and then a key with `nth` over one without. Two keys that select one module for a call raise.
 
     Raises:
         ArgumentError: an argument of the wrong kind, or neither `where` nor `what`.
@@ -66,14 +67,14 @@ class at:
     where: Any = None
     what: Any = None
     nth: int | None = None
-    _within: tuple[at, ...] = field(default=(), kw_only=True)  # selects around it, outermost first
-    # The key that this one is an entry of.
+    _within: tuple[at, ...] = field(default=(), kw_only=True)  # outer selectors, outermost first
+    # The key of which this one is an entry.
     _given: at | None = field(default=None, kw_only=True, compare=False)
 
     def __post_init__(self) -> None:
         if self.where is None and self.what is None:
             raise ArgumentError(
-                "at() names no place and no op. Give a path, a class or a module, an op type, or "
+                "at() names no place and no op. Pass a path, a class or a module, an op type, or "
                 "both: at('encoder.*', 'Relu')"
             )
         if self.nth is not None and type(self.nth) is not int:
@@ -82,7 +83,7 @@ class at:
             hash((self.where, self.what))
         except TypeError:
             raise ArgumentError(
-                f"{self!r:.120}: where and what expected what a key can hold (several in a tuple), "
+                f"{self!r:.120}: expected a valid where and what (several in a tuple), "
                 f"got {kind(self.where)} and {kind(self.what)}"
             ) from None
 
@@ -95,7 +96,7 @@ class at:
 
     @property
     def selectors(self) -> tuple[at, ...]:
-        """The places that all have to be in the chain; the last one ranks the key."""
+        """The places that must all be in the chain. The last one ranks the key."""
         return (*self._within, self) if self.where is not None else self._within
 
     @property
@@ -105,7 +106,7 @@ class at:
 
     @property
     def identity(self) -> Any:
-        """The value that equal places share, also if they ask predicates that are made anew."""
+        """The value that equal places share, even if their predicates are new function objects."""
         means = lambda entry: identity_of(entry) if is_predicate(entry) else entry  # noqa: E731
         places = [(s.nth, *map(means, entries(s.where))) for s in self.selectors]
         return *places, self.nth
@@ -116,7 +117,7 @@ class at:
         return self.nth is not None and self.what is not None
 
     def entries(self) -> list[at]:
-        """Return a key for each entry of `what`; they count calls together."""
+        """Return a key for each entry of `what`. These keys count calls together."""
         return [replace(self, what=what, _given=self) for what in entries(self.what)]
 
     @property
@@ -126,11 +127,11 @@ class at:
 
     @cached_property
     def counted(self) -> Any:
-        """The value under which `Counts` counts the calls of all entries of a key."""
+        """The key under which `Counts` counts the calls of all entries of a key."""
         return (self._given or self).meaning
 
     def inside(self, outer: at | None) -> at:
-        """Return the key that holds where both do."""
+        """Return the key that applies where both do."""
         if outer is None:
             return self
         if self.where is None and outer.nth is None:
@@ -138,7 +139,7 @@ class at:
         return replace(self, _within=(*outer._within, replace(outer, _within=())))
 
     def of_modules(self) -> at:
-        """Return a key whose `what` is a class of modules as the key of their whole calls."""
+        """Return a key whose `what` is a class of modules as the key for their whole calls."""
         outer = None if self.where is None else at(self.where, _within=self._within)
         return at(self.what, nth=self.nth).inside(outer)
 
@@ -152,18 +153,27 @@ def _shown(value: Any) -> str:
     return name or f"<a {type(value).__qualname__}>"
 
 
+def refuse_none(rules: Mapping[Any, Any]) -> Mapping[Any, Any]:
+    """Return a map; raise if a key is None, which `at` uses for whole calls."""
+    if None in rules:
+        raise ArgumentError(
+            "the key None is neither an op type such as 'Relu', nor a function, nor a place"
+        )
+    return rules
+
+
 def spread(
     rules: Mapping[Any, Any],
     is_module: Callable[[Any], bool] = lambda what: False,
     outer: at | None = None,
 ) -> dict[Any, Any]:
-    """Return a map as one without maps in it; where a place is named, keys are `at`s.
+    """Return a map without nested maps. The keys that name a place are `at`s.
 
     Args:
-        is_module: whether a `what` is a class of modules, so that whole modules are meant.
+        is_module: Returns whether a `what` is a class of modules, so that it selects whole modules.
 
     Raises:
-        ArgumentError: a map is given for something else than a place, or two keys mean the same.
+        ArgumentError: a nested map has a key that is not a place, or two keys are equal.
     """
     found: dict[Any, Any] = {}
     for key, value in rules.items():
@@ -174,19 +184,19 @@ def spread(
         if isinstance(value, Mapping):
             if not isinstance(key, at) or key.what is not None:
                 raise ArgumentError(
-                    f"the key {key!r:.80} has a map for a rule. A map is for a place, without an "
+                    f"the key {key!r:.80} has a map as its rule. A map is for a place, without an "
                     "op: {rg.at('encoder'): {'Relu': rule}}"
                 )
-            inner = spread(value, is_module, made)
+            inner = spread(refuse_none(value), is_module, made)
         for each, rule in inner.items():
             if isinstance(each, at) and all(map(is_module, entries(each.what))):
                 each = each.of_modules()
             plain = isinstance(each, at) and not each.selectors and each.nth is None
             each = each.what if plain else each
             if isinstance(each, at) and each.counts and (each.nth or 0) < 0:
-                raise ArgumentError(f"{each!r}: nth counts calls from 0, and nobody knows the last")
+                raise ArgumentError(f"{each!r}: nth counts calls from 0; the last call is unknown")
             if each in found:
-                raise ArgumentError(f"two keys of the map mean {each!r:.80}; give one")
+                raise ArgumentError(f"two keys of the map mean {each!r:.80}; pass only one")
             found[each] = rule
     return found
 
@@ -195,11 +205,11 @@ def spread(
 
 
 class ChainStep(NamedTuple):
-    """A module, a named scope or a function that runs."""
+    """A running module, named scope or function."""
 
-    paths: tuple[str, ...]  # its names, from that of the model or outermost scope on
-    module: Any = None  # (a scope is none)
-    kind: type | None = None  # the class, if it is not that of `module`
+    paths: tuple[str, ...]  # its names, starting from the name of the model or outermost scope
+    module: Any = None  # (None for a named scope)
+    kind: type | None = None  # the class, if it differs from the class of `module`
 
     @property
     def path(self) -> str:
@@ -209,10 +219,17 @@ class ChainStep(NamedTuple):
 
 @dataclass(frozen=True)
 class Site:
-    """A call, as a predicate of `at` sees it, and a rule that asks for its `site`.
+    """A call, as the argument of a predicate of `at` or of a rule that takes its `site`.
 
-    `nth` counts the calls before it that the key was asked about. `module` and `module_class` are
-    of the module that runs (None if that is not known), `file` and `line` of the program.
+    `nth` counts the earlier calls that the key was tested on. `module` and `module_class` are
+    the running module's (None if unknown). `file` and `line` are a line of the program.
+
+    >>> import regrad as rg
+    >>> def first(site):
+    ...     return site.nth == 0
+    >>> with rg.gradient_override_map({rg.at(first, "Sin"): lambda dy: dy * 7}):
+    ...     rg.grad(lambda x: rg.sin(rg.sin(x)))(0.0).item()
+    7.0
     """
 
     path: str
@@ -243,25 +260,25 @@ def site_of(
 
 
 def steps_of(scopes: Sequence[str]) -> list[ChainStep]:
-    """Return the chain of named scopes that are open, from what is outside of them on."""
+    """Return the chain of the open named scopes, beginning with the code outside of them."""
     return [ChainStep((".".join(scopes[:i]),)) for i in range(len(scopes) + 1)]
 
 
 class Counts(dict[Any, int]):
-    """Counts how often each thing was met."""
+    """Counts how often each key occurred."""
 
     def meet(self, what: Any) -> int:
-        """Return how often it was met before, and count once more."""
+        """Return how often it occurred before, and count this occurrence."""
         n = self[what] = self.get(what, -1) + 1
         return n
 
     def of(self, key: at) -> int:
-        """Return the number of the last call that a key was met by; -1 if there was none."""
+        """Return the index of the last call that a key matched; -1 if it matched none."""
         return self.get(key.counted, -1)
 
 
 def waiting(fits: Iterable[Fit], counts: Counts) -> at | None:
-    """Return a key that fits and whose n-th call has not come, or None."""
+    """Return a key that fits and whose n-th call is still to come, or None."""
     keys = [fit.key for fit in fits if fit.key.counts]
     return next((key for key in keys if counts.of(key) < (key.nth or 0)), None)
 
@@ -284,17 +301,17 @@ def rank_of(entry: Any) -> int:
 
 
 def is_predicate(entry: Any) -> bool:
-    """Return whether this is a function of a `site`."""
+    """Return whether an entry is a function of a `site`."""
     if isinstance(entry, type) or not isroutine(entry):
         return False
     try:
         return list(signature(entry).parameters) == ["site"]
-    except (TypeError, ValueError):  # (of C code)
+    except (TypeError, ValueError):  # (a C function)
         return False
 
 
 def matches(entry: Any, step: ChainStep) -> bool:
-    """Return whether one alternative, which is no predicate, selects a step."""
+    """Return whether an alternative that is not a predicate selects a step."""
     if isinstance(entry, str):
         fits = _pattern(entry).fullmatch
         return any(fits(_closed(path)) for path in step.paths)
@@ -306,19 +323,19 @@ def matches(entry: Any, step: ChainStep) -> bool:
 
 
 def _closed(path: str) -> str:
-    """A path of which each step ends in a dot."""
+    """Return a path in which each step ends in a dot (a closed path)."""
     return path.replace("/", ".") + "." if path else ""
 
 
 @cache
 def _pattern(pattern: str) -> re.Pattern[str]:
-    """A pattern over paths as an expression over closed ones."""
+    """Return a pattern over paths as a regular expression over closed paths."""
     steps = re.split(r"[./]", pattern) if pattern else []
     return re.compile("".join(map(_step, steps)))
 
 
 def _step(step: str) -> str:
-    """One step of a pattern, in which `*` and `?` stand for anything but a dot."""
+    """Return one step of a pattern as a regular expression. `*` and `?` do not match a dot."""
     if step == "**":
         return r"(?:[^.]+\.)*"
     return translate(step)[len("(?s:") : -len(r")\Z")].replace(".", "[^.]") + r"\."
@@ -330,20 +347,20 @@ def paths_around(path: str) -> list[str]:
 
 
 class Fit(NamedTuple):
-    """A key that a chain lets pass."""
+    """A key that matches a chain."""
 
-    order: tuple[int, int]  # the rank, and how far from the innermost step the selected one is
+    order: tuple[int, int]  # the rank, and the distance of the selected step from the innermost one
     key: at
-    step: ChainStep | None  # the selected one
-    predicates: tuple[Any, ...]  # of which one entry of each must hold for the call as well
+    step: ChainStep | None  # the selected step
+    predicates: tuple[Any, ...]  # one entry of each of these must also accept the call
 
 
 class Places:
-    """The keys of a map that name places, ready for chains to be looked up.
+    """The keys of a map that name places, prepared for lookup by chain.
 
     Args:
-        keys: `at`s, none of them a `what` of modules (see `at.of_modules`).
-        steps: the modules of the model, in order; None if they are not known in advance.
+        keys: `at`s. None of them has a class of modules as its `what` (see `at.of_modules`).
+        steps: The modules of the model, in order; None if they are not known in advance.
 
     Raises:
         ArgumentError: a pattern, a class or a module names none of the steps, or `nth` none.
@@ -357,18 +374,18 @@ class Places:
         for step in steps or ():
             for path in step.paths:
                 self._exact.setdefault(_closed(path), []).append(step)
-        # the modules that the places of a key name in the model: by a place and those around it
+        # the modules of the model that a key's place names, by the place and its outer places
         self.named: dict[tuple[at, ...], list[ChainStep]] = {}
         for key in self.keys:
             for n in range(len(key.selectors)):
                 self._name(key.selectors[: n + 1])
 
     def _name(self, selectors: tuple[at, ...]) -> None:
-        """Find the modules that the last of some places names inside the others."""
+        """Find the modules that the last place names inside of the other places."""
         selector, counts_modules = selectors[-1], not selectors[-1].counts
         if self.steps is None:
             if selector.nth is not None and counts_modules:
-                raise ArgumentError(f"{selector!r}: nth counts the modules of a model; give model=")
+                raise ArgumentError(f"{selector!r}: nth counts the modules of a model; pass model=")
             return
         if selectors in self.named:
             return
@@ -384,7 +401,7 @@ class Places:
         self.named[selectors] = found
 
     def _by(self, entry: Any) -> list[ChainStep]:
-        """Return the modules that one alternative names in the model: all, for a predicate."""
+        """Return the modules of the model that an alternative names: all for a predicate."""
         assert self.steps is not None
         if is_predicate(entry):
             return list(self.steps)
@@ -394,7 +411,7 @@ class Places:
         raise ArgumentError(_names_nothing(entry, self.steps))
 
     def _rank(self, selectors: tuple[at, ...], step: ChainStep) -> int | None:
-        """Return the best rank at which the last of some places selects a step; None if none."""
+        """Return the best rank at which the last place selects a step, or None."""
         selector = selectors[-1]
         if selector.nth is not None and not selector.counts and step != self.named[selectors][0]:
             return None
@@ -410,9 +427,9 @@ class Places:
         """Return the modules that never ran, although the module around them did.
 
         Args:
-            named: modules of the model.
-            ran: the paths of modules that ran.
-            is_called: whether a program calls a module, which may also only hold others.
+            named: Modules of the model.
+            ran: The paths of the modules that ran.
+            is_called: Returns whether a program calls a module. (Some only contain others.)
         """
         idle = [step for step in named if not any(path in ran for path in step.paths)]
         if not idle:
@@ -422,9 +439,9 @@ class Places:
         return [s for s, outer in zip(idle, around, strict=True) if outer and outer[-1] in ran]
 
     def mark(self, step: ChainStep) -> tuple[Any, ...]:
-        """Return which places select a step, at which rank; steps with equal marks are alike.
+        """Return the places that select a step, with the rank; steps with equal marks are alike.
 
-        (Not those of keys for whole modules, which are not looked for in a chain.)
+        (Places of keys for whole modules are not included, as they are not found in a chain.)
         """
         ends = [(key, n + 1) for key in self.keys for n in range(len(key.selectors))]
         inner = {key.selectors[:n]: None for key, n in ends if key.what or key.selectors[n:]}
@@ -432,9 +449,9 @@ class Places:
         return tuple([(places, rank) for places, rank in ranks if rank is not None])
 
     def fit(self, key: at, chain: Sequence[ChainStep]) -> Fit | None:
-        """Return how a chain lets a key pass; None if it does not.
+        """Return how a key matches a chain; None if it does not.
 
-        For a key of whole modules the last step of the chain is the module that is called.
+        For a key of whole modules the last step of the chain is the called module.
         """
         order, selected, predicates = (EVERYWHERE, 0), None, ()
         for n, selector in enumerate(key.selectors):
@@ -452,7 +469,7 @@ class Places:
         return Fit(order, key, selected, predicates)
 
     def fits(self, chain: Sequence[ChainStep], keys: Iterable[at] | None = None) -> list[Fit]:
-        """Return how a chain lets keys pass (all by default), the best first.
+        """Return how keys (all by default) match a chain, the best first.
 
         Raises:
             ArgumentError: two of them select the same module for all calls.
@@ -468,12 +485,12 @@ class Places:
 def pick(
     fits: Sequence[Fit], counts: Counts, site: Callable[[int], Site]
 ) -> tuple[Fit | None, int]:
-    """Return the fit whose rule a call gets (or None), and which call of its key this is.
+    """Return the fit whose rule a call gets (or None), and the index of the call for this key.
 
     All fits are for one op. Every key that counts calls counts this one if it fits.
 
     Args:
-        site: Returns the site of the call, given its number.
+        site: Returns the site of the call for an index.
 
     Raises:
         ArgumentError: two keys select the same module for the call.
@@ -501,40 +518,43 @@ def _refuse_two(tied: Sequence[Fit]) -> None:
             path = "" if first.step is None else f" {first.step.path!r}"
             raise ArgumentError(
                 f"two keys of the map select the same place{path}, {first.key!r} and "
-                f"{other.key!r}, and neither is more specific. Give one, or name the module itself"
+                f"{other.key!r}, and neither is more specific. Pass one, or name the module itself"
             )
 
 
 def _lies_in(step: ChainStep, around: Sequence[ChainStep]) -> bool:
-    """Return whether a module is one of some modules, or inside one."""
+    """Return whether a module is in a list of modules, or inside one of them."""
     paths = [_closed(path) for outer in around for path in outer.paths]
     return any(_closed(path).startswith(outer) for path in step.paths for outer in paths)
 
 
 def _names_nothing(entry: Any, steps: Sequence[ChainStep]) -> str:
-    """The message for a place that is not in the model."""
+    """Return the message for a place that is not in the model."""
     if not isinstance(entry, str):
         classes = {type(s.module).__name__: None for s in steps if s.module is not None}
         hint = near(_shown(entry), classes)
-        if isroutine(entry):  # (of a predicate the parameter is called `site`)
-            hint = f" For the calls of a function, write at(what={_shown(entry)})."
-        why = "is of that class" if isinstance(entry, type) else "is that one"
+        if isroutine(entry):  # (a predicate would have the parameter `site`)
+            hint = (
+                " A predicate has one parameter, which must be called `site`. For the calls of a "
+                f"function that is a key, write at(what={_shown(entry)})."
+            )
+        why = "is of that class" if isinstance(entry, type) else "is this object"
         return f"at({_shown(entry)}): no module of the model {why}.{hint}"
     paths = [path for step in steps for path in step.paths]
     return f"at({entry!r}) names no module of the model.{near_paths(entry, paths)}"
 
 
 def near_paths(entry: str, paths: Iterable[str]) -> str:
-    """A hint at the paths of modules that a path or pattern could mean."""
+    """Return a hint that lists similar paths of modules for a path or pattern."""
     known = [path for path in paths if path]
     shown = f" It has {', '.join(map(repr, known[:5]))}{', …' * (len(known) > 5)}; * is any name."
     hint = near(entry, known) or _near_last(entry, known)
     return hint or (
-        shown if known else " No part of it has a path; paths are those in model=model."
+        shown if known else " No part of it has a path; regrad takes paths from model=model."
     )
 
 
 def _near_last(pattern: str, paths: Sequence[str]) -> str:
-    """A hint at paths that end in what the pattern says."""
+    """Return a hint that lists paths that end like the pattern."""
     ends = [path for path in paths if f".{path}".endswith("." + pattern.lstrip("*.")) and path]
     return f" Did you mean {' or '.join(map(repr, ends[:3]))}?" if ends else ""

@@ -1,12 +1,12 @@
-"""The dtypes of results: what dtypes promote to, and the default dtype.
+"""The dtypes of results: type promotion, and the default dtype.
 
-The default dtype is that of Python numbers, and of Tensors that are created without a dtype. It is
-float32, as in TensorFlow.js, unless the user says otherwise: for the process by
-`set_default_dtype`, for a block of one thread or task by `default_dtype`. A number next to a Tensor
-takes the Tensor's dtype, whatever the default is.
+Python numbers have the default dtype, and so do Tensors that are created without a dtype. It is
+float32, as in TensorFlow.js. The user can change it: for the process by `set_default_dtype`, for a
+block of one thread or task by `default_dtype`. A number next to a Tensor takes the Tensor's dtype,
+whatever the default is.
 
-The default is read where a number becomes a Tensor. A compiled function has a program for each
-default under which it is called.
+regrad reads the default when a number becomes a Tensor. A compiled function has one program for
+each default under which it is called.
 """
 
 from __future__ import annotations
@@ -58,11 +58,11 @@ def complex_dtype() -> np.dtype:
 def set_default_dtype(dtype: DTypeLike) -> None:
     """Set the dtype of Python numbers, and of Tensors created without a dtype, for the process.
 
-    It concerns Python floats and integers that stand alone (`scalar(0.1)`, `tensor([1, 2])`),
-    `zeros`, `ones`, `eye`, `linspace`, `one_hot` and random numbers, integers that become floats
-    (`arange(3) * 0.5`, `mean` of integers), and, if it is float64, Python's complex numbers.
-    Arrays and Tensors keep their dtypes, and a number next to a Tensor of floats takes the
-    Tensor's. Graphs of `regrad.v1` keep TensorFlow 1's dtypes.
+    The default applies to Python floats and integers without a Tensor next to them (`scalar(0.1)`,
+    `tensor([1, 2])`), to `zeros`, `ones`, `eye`, `linspace`, `one_hot` and random numbers, to
+    integers that become floats (`arange(3) * 0.5`, `mean` of integers), and, if it is float64, to
+    Python's complex numbers. Arrays and Tensors keep their dtypes, and a number next to a Tensor of
+    floats takes the Tensor's dtype. Graphs of `regrad.v1` keep TensorFlow 1's dtypes.
 
     Args:
         dtype: A real floating dtype, such as `"float64"`.
@@ -84,10 +84,11 @@ def set_default_dtype(dtype: DTypeLike) -> None:
 
 
 class default_dtype(Block):
-    """Set the default dtype for a block: that of Python numbers and of Tensors created without one.
+    """Set the default dtype for a block.
 
-    The scope is the thread's or task's own, and wins over `set_default_dtype`, which says what the
-    default concerns.
+    Python numbers and Tensors that are created without a dtype have the default dtype (see
+    `set_default_dtype` for the full list). The scope applies to its own thread or task, and wins
+    over `set_default_dtype`.
 
     Args:
         dtype: A real floating dtype, such as `"float64"`.
@@ -95,7 +96,7 @@ class default_dtype(Block):
     As a decorator, `@default_dtype("float64")`, it opens a scope for each call of the function.
 
     Raises:
-        ArgumentError: it decorates what runs after the call: a generator, a coroutine.
+        ArgumentError: it decorates a function that runs after its call (a generator, a coroutine).
         DTypeError: dtype is not a real floating dtype.
 
     >>> import regrad as rg
@@ -109,7 +110,7 @@ class default_dtype(Block):
         self._dtype = _real("default_dtype", dtype)
 
     def _steps(self) -> Generator[None]:
-        return _scope(self._dtype)  # without a reference to the object, which is freed at once then
+        return _scope(self._dtype)  # without a reference to the object, which is then freed at once
 
     def __call__(self, f: F) -> F:
         """Decorate a function: the scope is open during each of its calls."""
@@ -147,7 +148,7 @@ def _real(function: str, dtype: DTypeLike) -> np.dtype:
 def number_dtype(value: complex, integers: bool = False) -> np.dtype:
     """Return the dtype of a Python number on its own: the default, as in TensorFlow.js.
 
-    Bools stay bools; with `integers`, so do integers.
+    Bools stay bools. With `integers`, integers also stay integers.
     """
     if type(value) is bool:
         return np.dtype(bool)
@@ -157,9 +158,9 @@ def number_dtype(value: complex, integers: bool = False) -> np.dtype:
 
 
 def promote(dtypes: list[np.dtype]) -> np.dtype:
-    """The common dtype: the standard's, and an integer or bool with a float takes the float's.
+    """Return the common dtype: the standard's, or the float dtype for integers with floats.
 
-    (NumPy alone would make float64 of int32 with float32.)
+    (NumPy alone would promote int32 and float32 to float64.)
     """
     inexact = [d for d in dtypes if is_inexact(d)]
     first, *rest = inexact or dtypes
@@ -169,17 +170,17 @@ def promote(dtypes: list[np.dtype]) -> np.dtype:
 
 
 def widest(xs: Iterable[Tensor | Array]) -> np.dtype:
-    """The widest dtype of the real floats among these: the default dtype if there are none."""
+    """Return the widest dtype of the real floats among these, or else the default dtype."""
     dtypes = [x.dtype for x in xs]
     floats = [d for d in dtypes if getattr(d, "kind", "") in ("f", "V")]
     return promote(floats or [get_default_dtype()])
 
 
 def gradient_dtype(x: Array, wide: np.dtype) -> np.dtype:
-    """The dtype of a gradient by x: its own; by integers, the one given.
+    """Return the dtype of a gradient of x: x's own dtype, or `wide` if x has integers.
 
-    An integer has a gradient where a rule returned one, of any float dtype. A program must know
-    which before it arrives, and two branches must agree: it is the widest around.
+    An integer has a gradient if a rule returned one, of any float dtype. A program needs the dtype
+    before the gradient exists, and two branches must agree. So regrad uses the widest float dtype.
     """
     return x.dtype if is_inexact(x.dtype) else wide
 

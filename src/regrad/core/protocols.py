@@ -1,8 +1,8 @@
-"""Protocols: what modules call of objects that later modules hand to them.
+"""Protocols: the methods that core calls on objects of later packages.
 
-A guard is made in `regrad.autodiff`, a region in `regrad.transforms`, a node in `regrad.graph`.
-`core` knows no more of them than what stands here, so that none of its imports points to a later
-package, not even one for type checkers alone. Nothing is imported here, and so is in no circle:
+`regrad.autodiff` makes guards, `regrad.transforms` regions, and `regrad.graph` nodes. `core` uses
+only the attributes in this module. So none of its imports points to a later package, not even an
+import for type checkers alone. This module imports nothing of regrad, and so is in no import cycle.
 Tensors, ops and tapes are `Any`.
 """
 
@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 
 class OpLike(Protocol):
-    """The declaration of an op (`core.registry.Op`), as far as its docstring tells it."""
+    """The declaration of an op (`core.registry.Op`), as far as its docstring needs it."""
 
     type: str
     inputs: Any
@@ -23,23 +23,23 @@ class OpLike(Protocol):
 
 
 class Overriding(Protocol):
-    """The rule that a scope puts in force (`core.overrides.OpBinding`)."""
+    """The rule that a scope applies (`core.overrides.OpBinding`)."""
 
     depth: int
     once: bool  # whether the rule is for the first derivative alone
 
     def bind(self, op: Any, xs: Sequence[Any]) -> Any:
-        """Return the rule for an op of `xs` that is being created, and count it."""
+        """Return the rule for a new op on `xs`, and count it."""
 
 
 class GuardLike(Protocol):
-    """Who watches over a custom function while it runs (`autodiff.guards.Guard`)."""
+    """Checks a custom function while it runs (`autodiff.guards.Guard`)."""
 
-    tapes: Any  # those that are suspended meanwhile
-    outer: Any  # the guard of the function inside which this one is called
+    tapes: Any  # the tapes that are suspended meanwhile
+    outer: Any  # the guard of the enclosing custom function
 
     def check(self, op: Any, xs: Iterable[Any]) -> None:
-        """Refuse inputs of an op that the function was not given."""
+        """Raise for inputs of an op that are not arguments of the function."""
 
 
 class RegionLike(Protocol):
@@ -47,20 +47,20 @@ class RegionLike(Protocol):
 
     kind: str
     around: Any  # the state outside
-    tapes: Any  # what stands inside for the tapes outside
+    tapes: Any  # the inner counterparts of the outer tapes
     traced: bool
 
     def enter(self, x: Any) -> Any:
-        """Return the value that stands inside for a Tensor."""
+        """Return the inner value for an outer Tensor."""
 
     def array(self, value: Any) -> Any:
-        """Return the value that stands inside for an array."""
+        """Return the inner value for an array."""
 
     def did(self, *step: Any) -> None:
-        """Take note of an op: its type, rule, inputs, attributes, result, and layout."""
+        """Record an op: its type, rule, inputs, attributes, result, and layout."""
 
     def refuse_read(self, x: Any) -> None:
-        """Raise if the values of a Tensor from outside would become a part of a program."""
+        """Raise if the values of an outer Tensor would become a part of a program."""
 
 
 class NodeLike(Protocol):
@@ -69,7 +69,7 @@ class NodeLike(Protocol):
     op: Any
     attrs: Any
     xs: Any
-    layout: Any  # where the inputs of each parameter lie among `xs`
+    layout: Any  # the positions in `xs` of each parameter's inputs
     symbols: Any  # the outputs
     sized: Any
 
@@ -89,6 +89,6 @@ class SymbolLike(Protocol):
 
 
 class VariableLike(Protocol):
-    """A value that `variable_grads` may differentiate by (`autodiff.variables.Variable`)."""
+    """A variable of `variable_grads` (`autodiff.variables.Variable`)."""
 
     trainable: bool

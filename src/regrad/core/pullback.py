@@ -1,4 +1,4 @@
-"""Running a function under a tape, and pulling gradients back through what it recorded."""
+"""Run a function under a tape, and propagate gradients back through its records."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from regrad.core.walk import Grads, drain, seed, walk, walk_from
 
 
 def run_taped(tape: Tape, f: Callable[..., Any], args: Sequence[Any] = ()) -> Any:
-    """Run `f` while `tape` records as the innermost; the tape is off afterwards, come what may."""
+    """Run `f` with `tape` as the innermost tape. The tape is off afterwards in every case."""
     state = current()
     try:
         OPEN[tape] = None
@@ -29,7 +29,7 @@ def run_taped(tape: Tape, f: Callable[..., Any], args: Sequence[Any] = ()) -> An
         STATE.set(State((tape,)) if state is None else state.taping(tape))
         return f(*args)
     finally:
-        # A signal's handler (Ctrl-C) may raise after any call: what has to be done comes first.
+        # A signal handler (Ctrl-C) may raise after any call, so the essential steps come first.
         if tape in OPEN:
             del OPEN[tape]
         if tape in BESIDE:
@@ -42,7 +42,7 @@ def run_taped(tape: Tape, f: Callable[..., Any], args: Sequence[Any] = ()) -> An
 def pull_back(
     tape: Tape, y: Tensor, dy: Tensor | None, watched: set[int], *, again: bool = False
 ) -> Grads:
-    """The gradients of `sum(y * dy)` by everything that the tape watches, by id."""
+    """Return the gradients of `sum(y * dy)` for all values that the tape watches, by id."""
     if y._id not in watched:
         return {}
     records = reversed(tape.entries) if again else drain(tape.entries)
@@ -50,7 +50,7 @@ def pull_back(
 
 
 def pull_through(tape: Tape, ys: Sequence[Tensor], dys: Sequence[Tensor]) -> Grads:
-    """The gradients of `sum(y * dy)` over all ys by what the tape watches."""
+    """Return the gradients of `sum(y * dy)` over all ys, for all values that the tape watches."""
     watched = tape.close()
     return walk_from(reversed(tape.entries), [y._id for y in ys], dys, watched)
 
@@ -58,9 +58,9 @@ def pull_through(tape: Tape, ys: Sequence[Tensor], dys: Sequence[Tensor]) -> Gra
 def run_watched(
     tape: Tape, f: Callable[[list[Tensor]], Any], xs: Sequence[Tensor], wanted: Sequence[int]
 ) -> tuple[list[Tensor], Any]:
-    """Return the inputs as f sees them, and its results, while a tape watches those at `wanted`.
+    """Return f's inputs and results, while a tape watches the inputs at the positions `wanted`.
 
-    For these f gets aliases, so that only this use of an input counts.
+    f gets aliases of these inputs, so that only this use of an input counts.
     """
     xs = list(xs)
     for i in wanted:
@@ -73,9 +73,9 @@ def pulled(
     f: Callable[[list[Tensor]], Sequence[Tensor]], xs: Sequence[Tensor], wanted: Sequence[int],
     dys: Sequence[Tensor] | Callable[[Any], Any], reached: Sequence[int] | None = None,
 ) -> tuple[Sequence[Tensor], list[Tensor | None]]:  # fmt: skip
-    """Return the results of f, and its gradients by the inputs at the places `wanted`.
+    """Return the results of f, and its gradients for the inputs at the positions `wanted`.
 
-    The dys are those of the outputs at the places `reached` (None: of all), or a function of the
+    The dys belong to the outputs at the positions `reached` (None: all), or are a function of the
     results. A gradient is None where nothing is connected.
     """
     tape = Tape()
@@ -86,7 +86,7 @@ def pulled(
 
 
 def or_zeros(dx: Tensor | None, x: Tensor, dtype: np.dtype | None = None) -> Tensor:
-    """A gradient that was found, or zeros of x's shape; in x's dtype, or another."""
+    """Return a computed gradient, or zeros of x's shape, in x's dtype or in `dtype`."""
     if dx is None:
         return OPS["ZerosLike"].function(x, dtype=dtype)
     return dx if dtype is None or dx.dtype == dtype else as_dtype(dx, dtype)
@@ -102,12 +102,15 @@ def pull_loop(
     pull: Callable[[Parts, Any], Parts], dcarry: Parts, shared: int, entries: Any, run: Run,
     sums: Parts | None = None, add: Callable[[Any, Any], Any] = operator.add,
 ) -> tuple[Parts, Parts | None, Any]:  # fmt: skip
-    """Go back through a loop; return the gradients by the first carry, by what is shared, and dxs.
+    """Run the backward pass of a loop.
 
-    `pull(dcarry, entry)` returns the gradients of the loop's body: by the carry, which go on to the
-    step before; by what the step alone was given, the dxs; and by the values that all steps share,
-    so many, which are summed (None as `sums`: so far there are none). Every loop goes back by this
-    function, whatever repeats it: JAX, the engine, Python, or a session's program.
+    Returns the gradients of the first carry, the gradients of the shared values, and the dxs.
+
+    `pull(dcarry, entry)` returns the gradients of the loop's body: first for the carry, which pass
+    to the previous step; then for the inputs of this step alone, the dxs; and last for the values
+    that all steps share, which are summed. `shared` is the number of shared values. `sums` is None
+    if there are no sums yet. Every loop uses this function for its backward pass, whether JAX, the
+    engine, Python, or a session's program repeats the body.
     """
 
     def back(state: tuple[Parts, Parts | None], entry: Any) -> tuple[tuple[Parts, Parts], Parts]:

@@ -1,7 +1,7 @@
-"""Classes that their users have registered as containers, with optree or with JAX.
+"""Classes that users have registered as containers, with optree or with JAX.
 
-optree opens its own from the namespace "regrad" and from the one for everybody. A class that JAX
-knows is made known to optree when the first object of it turns up.
+optree opens the classes in its global namespace and in the namespace "regrad". A class that is
+registered with JAX is registered with optree when regrad gets the first object of the class.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from regrad.core.tensor import Tensor
 from regrad.errors import ArgumentError
 
 NAMESPACE = "regrad"
-# most are one of these
+# the types of most leaves
 LEAVES: set[type[Any]] = {Tensor, np.ndarray, bool, int, float, complex, str, list}
 
 
 def adopted(leaves: Iterable[Any]) -> bool:
-    """Register the classes that JAX opens; return whether there were any among these objects."""
+    """Register the classes that JAX opens; return whether any of these objects has such a class."""
     strange = [x for x in leaves if type(x) not in LEAVES and not isinstance(x, Tensor)]
     jax = sys.modules.get("jax") if strange else None
     registry = getattr(getattr(jax, "tree_util", None), "default_registry", None)
@@ -62,8 +62,8 @@ class Frame:
             return hash(self._key())
         except TypeError as error:
             raise ArgumentError(
-                f"the static fields of {self.treedef} are part of the key under which a compiled "
-                f"program is found, so they must be hashable: {error}"
+                f"the static fields of {self.treedef} are part of the cache key of a compiled "
+                f"program, so they must be hashable: {error}"
             ) from None
 
     def __repr__(self) -> str:
@@ -74,14 +74,15 @@ class Frame:
 
 
 def exactly(value: Any) -> Any:
-    """A static value as part of a key: by type and exact value, all the way down.
+    """Return a static value as part of a key: by type and exact value, at all levels.
 
-    `1` is not `True` and `0.0` is not `-0.0`; NaN is itself; dicts differ if their orders do.
+    `1` differs from `True`, and `0.0` from `-0.0`. NaN equals itself. Dicts of different order
+    differ.
     """
     if isinstance(value, tuple | frozenset):
         parts = map(exactly, value)
         return type(value), (frozenset if isinstance(value, frozenset) else tuple)(parts)
-    if isinstance(value, dict):  # of a class that is hashable; its order is part of the value
+    if isinstance(value, dict):  # (of a hashable class; its order is part of the value)
         return type(value), value, tuple([(exactly(k), exactly(v)) for k, v in value.items()])
     if isinstance(value, float | complex | np.inexact):
         return type(value), repr(value)

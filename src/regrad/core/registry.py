@@ -1,4 +1,4 @@
-"""The one table of op types and rules, for built-ins and users alike.
+"""The table of all op types and rules, built-in and user-defined.
 
 An `Op` is an op type: its kernel, its inputs and attributes by name, and its rule.
 """
@@ -31,22 +31,23 @@ from regrad.errors import (
 
 F = TypeVar("F", bound=Callable[..., Any])
 Attrs: TypeAlias = dict[str, Any]  # the attributes of one op, by name
-Kernel: TypeAlias = Callable[..., backends.Array] | str  # or its name in the standard
+Kernel: TypeAlias = Callable[..., backends.Array] | str  # or the function's name in the standard
 
 
 class OpTable(dict[str, "Op"]):
-    """The op types by name: those of sheets that are loaded late are found as the others are.
+    """The op types by name, including the op types of lazily loaded modules (sheets).
 
-    `late` has their modules from the start, so that which op types there are, and how many, does
-    not depend on what is loaded. They stay apart, in `sheets`: the only way to one is the import
-    of its module, which waits for a thread that has begun it. So none is found without its rule.
+    `late` lists the sheets' modules from the start. So the op types, and their number, do not
+    depend on which sheets are loaded. Their ops are stored separately, in `sheets`. The only access
+    to such an op imports its module, and waits for any thread that has begun the import. So an op
+    is never found without its rule.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.late: dict[str, str] = {}
         self.sheets: dict[str, Op] = {}
-        self.makers: dict[str, ModuleType | None] = {}  # the modules that made those of the sheets
+        self.makers: dict[str, ModuleType | None] = {}  # the modules that made the sheets' ops
 
     def __missing__(self, op_type: str) -> Op:
         import_module(self.late[op_type])
@@ -64,14 +65,14 @@ class OpTable(dict[str, "Op"]):
     def get(self, op_type: Any, default: Any = None) -> Any:
         if op_type not in self:
             return default
-        return self[op_type]  # (whatever its import raises)
+        return self[op_type]  # (an error of the import propagates)
 
-    keys: Any = Mapping.keys  # (those of dict know nothing of the sheets)
+    keys: Any = Mapping.keys  # (dict's own methods do not include the sheets)
     values: Any = Mapping.values
     items: Any = Mapping.items
 
     def loaded(self) -> list[Op]:
-        """Return the ops that somebody may hold: sheets that are not loaded have none."""
+        """Return the ops that code may already hold: unloaded sheets have none."""
         return [*super().values(), *self.sheets.values()]
 
     def add(self, op: Op) -> None:
@@ -80,10 +81,10 @@ class OpTable(dict[str, "Op"]):
             self.makers[op.type] = sys.modules.get(self.late[op.type])
 
     def is_free(self, op_type: str) -> bool:
-        """Return whether there is no such op type, but for one whose own sheet is being loaded.
+        """Return whether the name is free. During its sheet's import, a sheet's own op is free.
 
-        That may be for a second time, if an interrupt or an error cut the first short: Python has
-        then forgotten the module which made the op.
+        A sheet may be imported twice, if an interrupt or an error ended the first import: Python
+        has then discarded the module that made the op.
         """
         if op_type not in self.late:
             return op_type not in self
@@ -92,10 +93,10 @@ class OpTable(dict[str, "Op"]):
 
 
 OPS = OpTable()
-RULES: dict[str, RuleFunction | Rule] = {}  # registered under a free name, for maps
+RULES: dict[str, RuleFunction | Rule] = {}  # rules registered under a name, for maps
 
 CACHED = type(cache(id))
-version: int = 0  # counts the changes of rules, which compiled programs have built in
+version: int = 0  # counts the changes of rules, because compiled programs contain rules
 
 ALIASES = {
     "Add": "AddV2", "BatchMatMul": "MatMul", "BatchMatMulV2": "MatMul", "Concat": "ConcatV2",
@@ -110,11 +111,11 @@ class Input(NamedTuple):
 
     name: str
     kind: str  # "one", "optional" or "many"
-    integers: bool = False  # Python numbers given here are indices, not float32
+    integers: bool = False  # Python numbers are indices here, and not converted to float32
 
 
 class Kernels(dict[type, Callable[..., Any]]):
-    """Array type → the kernel bound to that array's namespace, filled on first use."""
+    """Maps an array type to the kernel for its namespace. Entries are added on first use."""
 
     def __init__(self, kernel: Kernel) -> None:
         self.kernel = kernel
@@ -130,7 +131,7 @@ class Kernels(dict[type, Callable[..., Any]]):
 
 
 def not_yet(*args: object, **attrs: object) -> Any:
-    """Stands for the public function until it is made."""
+    """Placeholder for the public function until it exists."""
     raise AssertionError("an op was called before its definition ended")
 
 
@@ -145,7 +146,7 @@ class Op:
     attrs: Sequence[str] = ()
     _: KW_ONLY
     broadcasts: bool = False
-    promotes: Any = False  # once it is made: whether each input is promoted
+    promotes: Any = False  # after construction: for each input, whether it is promoted
     to_float: bool = False
     holomorphic: bool = True
     real: bool = False
@@ -159,7 +160,7 @@ class Op:
     kinds: str | None = field(init=False)
     rule: Rule = field(init=False)
     reads: dict[tuple[str, ...], Any] = field(init=False, default_factory=dict)  # `BoundFunction`s
-    replaced: Rule | None = None  # its first rule, once it was given another
+    replaced: Rule | None = None  # its first rule, if another rule has replaced it
     function: Callable[..., Any] = not_yet
 
     def __post_init__(self, kernel: Kernel) -> None:
@@ -173,7 +174,7 @@ class Op:
             every = promotes or self.broadcasts or self.to_float
             promotes = [i.name for i in inputs] if every else []
         self.promotes = tuple(i.name in promotes for i in inputs)
-        # the kinds of NumPy dtypes that need neither promotion nor refusal; None: all
+        # the kinds of NumPy dtypes that need no promotion and raise no error; None: all
         real, to_float = self.real, self.to_float
         self.kinds = ("f" if real else "fc") if to_float else "biuf" if real else None
         self.rule = NoRule(self)
@@ -183,7 +184,7 @@ class Op:
 
     @property
     def shipped(self) -> Rule:
-        """The rule of its author."""
+        """The rule of the op's author."""
         return self.replaced or self.rule
 
     def owns(self, rule: Rule) -> bool:
@@ -191,7 +192,7 @@ class Op:
         return rule.bare is self.rule or rule.bare is self.replaced
 
     def names(self) -> list[str]:
-        """Everything that a rule of this op may name after `dy`."""
+        """Return every name that a rule of this op may have as a parameter after `dy`."""
         inputs = [i.name for i in self.inputs]
         details = [f"{n}_{what}" for n in inputs for what in ("shape", "dtype")]
         return [*inputs, "y", *self.attrs, *details]
@@ -201,12 +202,12 @@ class Op:
 
 
 def canonical(op_type: str) -> str:
-    """The op type under the name used here (TF has several for some: Add and AddV2)."""
+    """Return regrad's name of an op type (TF has several names for some: Add and AddV2)."""
     return ALIASES.get(op_type, op_type)
 
 
 def check_op_type(op_type: object) -> None:
-    """Refuse what cannot be the name of an op type."""
+    """Raise for a value that cannot be the name of an op type."""
     if not isinstance(op_type, str) or not op_type:
         refuse_function(op_type)
         raise ArgumentError(
@@ -215,20 +216,20 @@ def check_op_type(op_type: object) -> None:
 
 
 def meant_by(key: object) -> str:
-    """Return a hint at the op type that a foreign function, class or module means by its name."""
+    """Return a hint with the op type that matches the name of a function, class or module."""
     if isinstance(key, tuple | list):
-        return " Give each op type an entry of its own."
+        return " Write one entry for each op type."
     plain = getattr(key, "__name__", type(key).__name__).lower().replace("_", "")
     ops = [t for t, op in OPS.items() if plain in (t.lower(), op.name.replace("_", ""))]
     return f" Did you mean {ops[0]!r}?" if ops else ""
 
 
 def refuse_function(key: object) -> None:
-    """Refuse a function of regrad as a key: it is an op type in a place."""
+    """Raise for a function of regrad as a key, and name its op type."""
     for op in OPS.loaded():
         if op.function is key:
             raise ArgumentError(
-                f"a key is an op type, a string, got the function {op.name}. Did you mean "
+                f"a key is an op type, a string, but got the function {op.name}. Did you mean "
                 f"{op.type!r}?"
             )
 
@@ -241,7 +242,7 @@ def find_op(op_type: str) -> Op:
         op_type: The op type, such as `"MatMul"`.
 
     Raises:
-        UnknownOpError: there is none; the message has near names.
+        UnknownOpError: there is no such op type; the message has similar names.
 
     >>> import regrad as rg
     >>> rg.find_op("MatMul").name
@@ -266,32 +267,33 @@ _ELSEWHERE = {
 
 @public
 def gradient(type: str, wrt: str | None = None, *, overwrite: bool = False) -> Callable[[F], F]:
-    """Give an op type its rule: `@gradient("Square")`, or for one input `@gradient("MatMul", "a")`.
+    """Register the rule of an op type: `@gradient("Square")`, or `@gradient("MatMul", "a")`.
 
-    The rule's first parameter decides its form. `dy` makes it native: the other parameters
-    name what it needs (an input, the output `y`, an attribute, `x_shape`, `x_dtype`), and
-    a record keeps just that; `**names` takes, and keeps, all of them. Anything else makes it
-    TensorFlow's: `(op, grad, ...)`.
-    With `wrt` it returns one input's gradient and runs only if that is wanted; without, the
-    gradients of all inputs in order. None means no gradient, unless the op has only one
-    differentiable input: then it raises, and `rules.no_gradient` says so.
+    The rule's first parameter decides its form. `dy` selects the native form: the other parameters
+    name the values that the rule needs (an input, the output `y`, an attribute, `x_shape`,
+    `x_dtype`), and a record keeps only these. With `**names` the rule gets all of them, and the
+    record keeps all. Any other first parameter selects TensorFlow's form: `(op, grad, ...)`.
+
+    With `wrt`, the rule returns the gradient of one input, and runs only if this gradient is
+    needed. Without `wrt`, it returns the gradients of all inputs in order. None means no gradient.
+    If the op has only one differentiable input, None raises: return `rules.no_gradient` instead.
 
     Args:
         type: The op type.
         wrt: The name of one input, if the rule is for that input alone.
-        overwrite: Replace the rule that the op type has.
+        overwrite: Replace the existing rule of the op type.
 
     Returns:
-        A decorator, which returns the rule as it is.
+        A decorator, which returns the rule unchanged.
 
     Raises:
         UnknownOpError: the op type does not exist.
         RegistrationError: it has a rule already; pass `overwrite=True` to replace it
             everywhere, or use `gradient_override_map` to replace it in a scope.
-        RuleError: the rule asks for a name that the op does not have.
+        RuleError: the rule takes a name that the op does not have.
 
-    Source: TensorFlow's `RegisterGradient`; names that decide what is kept are
-    PyTorch's `derivatives.yaml`.
+    Source: TensorFlow's `RegisterGradient`. PyTorch's `derivatives.yaml` also uses names to decide
+    which values are kept.
 
     >>> import regrad as rg
     >>> @rg.op("Cube")
@@ -326,9 +328,9 @@ def gradient(type: str, wrt: str | None = None, *, overwrite: bool = False) -> C
 
 
 def _count_change(op: Op, first: bool) -> None:
-    """Count a change of rules, but for the first ones that an op gets as its sheet is loaded late.
+    """Count a change of rules, except for the first rules of an op from a lazily loaded sheet.
 
-    No program has built in that there were none: who asks for the op waits for its sheet.
+    No program can depend on the op without a rule: any access to the op waits for its sheet.
     """
     global version
     if not (first and op.type in OPS.late):
@@ -356,16 +358,16 @@ def _extend(op: Op, wrt: str, function: RuleFunction) -> PerInput:
 
 @public
 def RegisterGradient(name: str) -> Callable[[F], F]:
-    """Register a rule under a free name, for use in `gradient_override_map`.
+    """Register a rule under a name of its own, for use in `gradient_override_map`.
 
     Args:
         name: The name, a string.
 
     Returns:
-        A decorator, which returns the rule as it is.
+        A decorator, which returns the rule unchanged.
 
-    Raises ArgumentError for a name that is not a string and RegistrationError (a KeyError)
-    for one that is taken, by another rule or by an op type. The function itself comes back.
+    Raises ArgumentError if the name is not a string, and RegistrationError (a KeyError)
+    if another rule or an op type already has the name.
 
     Source: `tf.RegisterGradient`.
 
@@ -395,20 +397,20 @@ def RegisterGradient(name: str) -> Callable[[F], F]:
 
 
 def name_is_taken(name: str) -> RegistrationError:
-    """A second registration under one name."""
+    """Return the error for a second registration under one name."""
     former = RULES.get(name)
     by = " by an op type" if former is None else ""
     if callable(former):
         by = f" by {place(former)}"
     return RegistrationError(
-        f"the name {name!r} is taken already{by}. Choose another name, or give "
+        f"the name {name!r} is taken already{by}. Choose another name, or pass "
         "gradient_override_map the function itself, which needs no name."
     )
 
 
 @public
 def not_differentiable(*op_types: str) -> None:
-    """Declare that these op types have no gradient; what they return is free of any tape.
+    """Declare that these op types have no gradient. Tapes do not track their results.
 
     Args:
         op_types: Op types.
@@ -443,11 +445,11 @@ def op_types() -> list[str]:
     return sorted(OPS)
 
 
-# -- putting a rule in force ---------------------------------------------------------------
+# -- applying a rule -----------------------------------------------------------------------
 
 
 def resolve(value: str | RuleFunction, op: Op) -> Rule:
-    """The rule that a map's value stands for, bound to `op`."""
+    """Return the rule for a map's value, bound to `op`."""
     bound_to = getattr(type(value), "bound_to", None)  # a builtin
     if bound_to is not None:
         return bound_to(value, op)
@@ -467,12 +469,12 @@ def resolve(value: str | RuleFunction, op: Op) -> Rule:
     hint = of_rule_name(value) or near(value, [*RULES, *OPS])
     raise UnknownOpError(
         f"no rule is registered as {value!r} (wanted for the op type {op.type!r}).{hint} Register "
-        f"it with @RegisterGradient({value!r}), or give the function itself."
+        f"it with @RegisterGradient({value!r}), or pass the function itself."
     )
 
 
 def borrowed(lender: Op, rule: Rule, op: Op) -> Rule:
-    """A rule of another op type, its names resolved against `op`."""
+    """Return a rule of another op type, with its names resolved against `op`."""
     if isinstance(rule, NoGradient):
         return rule
     if rule.function is not None:
@@ -494,13 +496,13 @@ def borrowed(lender: Op, rule: Rule, op: Op) -> Rule:
 
 
 def bind(function: RuleFunction, op: Op, name: str) -> Rule:
-    """A rule function as a rule of `op`; the first parameter's name decides its form."""
+    """Return a rule function as a rule of `op`. The first parameter's name decides its form."""
     if isinstance(function, CACHED):
         raise ArgumentError(
             f"the rule {name!r} is wrapped in functools.cache or lru_cache, which cannot look up "
-            "Tensors. Give the function itself: a gradient is computed anew for each op."
+            "Tensors. Pass the function itself: each op needs its own gradient."
         )
-    if (refuses := getattr(function, "refuses", None)) is not None:  # (rules of relevance have it)
+    if (refuses := getattr(function, "refuses", None)) is not None:  # (as rules of relevance do)
         refuses(op)
     first = parameters(function)[:1]
     if first == ["dy"]:
@@ -518,7 +520,7 @@ def bind(function: RuleFunction, op: Op, name: str) -> Rule:
 
 def _check_tensorflow_form(function: RuleFunction, op: Op, name: str) -> None:
     names = parameters(function)
-    ours = {"dy", "y", *op.attrs, *[i.name for i in op.inputs]}  # the native form was meant
+    ours = {"dy", "y", *op.attrs, *[i.name for i in op.inputs]}  # names of the native form
     meant = names[:1] != ["op"] and (makes_rules(function) or not ours.isdisjoint(names))
     try:
         given = inspect.signature(function).bind("op", "grad")
@@ -527,13 +529,13 @@ def _check_tensorflow_form(function: RuleFunction, op: Op, name: str) -> None:
         fits = names[:1] == ["op"] or all(p.default is p.empty for p in second)
     except TypeError:
         fits = _takes_several(function)
-    except ValueError:  # a builtin without a signature: its own call will tell
+    except ValueError:  # (a builtin without a signature: the call itself will raise)
         fits = True
     if meant or not fits:
         raise SignatureError(
             f"the rule {name!r} takes {parameters_of(function)}. A rule's first parameter is dy "
-            "(native form: the others name what it needs, as in `def rule(dy, x)`), or else it is "
-            f"in TensorFlow's form and takes (op, grad, ...).{of_rule(function)}"
+            "(native form: the other parameters name the values that it needs, as in `def rule(dy, "
+            f"x)`), or the rule takes (op, grad, ...), TensorFlow's form.{of_rule(function)}"
         )
 
 

@@ -1,4 +1,4 @@
-"""Attributes of other people's classes and modules that are replaced for a while."""
+"""Attributes of third-party classes and modules that are replaced temporarily."""
 
 from __future__ import annotations
 
@@ -8,39 +8,39 @@ from functools import partial
 from itertools import starmap
 from typing import Any
 
-ABSENT: Any = object()  # stands for an attribute that an owner does not have of its own
+ABSENT: Any = object()  # marks an attribute that an owner does not define itself
 _UNSEEN: Any = object()
 
-# What is replaced: owner, name, and the maker of the new value from the old one.
+# One replacement: the owner, the name, and a function from the old value to the new one.
 Entrance = tuple[Any, str, Callable[[Any], Any]]
 
 
 class Replacements:
     """Attributes that have other values from `make` to `undo`.
 
-    The new values are made once, and anew only for what others have replaced meanwhile: scopes open
-    and close in each step of a training.
+    regrad computes the new values once, and again only for attributes that other code has replaced
+    in the meantime. (Scopes open and close in each training step.)
     """
 
     def __init__(self, find: Callable[[], Iterable[Entrance]]) -> None:
-        self._find = find  # called at the first `make`: it may import much
+        self._find = find  # called at the first `make`, because it may import large packages
         self._makers: list[Callable[[Any], Any]] = []
         self._owners: list[Any] = []
         self._names: list[str] = []
-        self._reads: list[Callable[[], Any]] = []  # what each owner holds by its name now
+        self._reads: list[Callable[[], Any]] = []  # return the current value of each attribute
         self._old: list[Any] = []
         self._new: list[Any] = []
-        self._had: list[Any] = []  # owner, name and old value, of what is put back
-        self._lacked: list[Any] = []  # owner and name, of what is deleted again
+        self._had: list[Any] = []  # owner, name and old value, to restore
+        self._lacked: list[Any] = []  # owner and name, to delete
         self.are_made: bool = False
 
     def make(self) -> None:
         """Replace all attributes, unless they are replaced already."""
         if self.are_made:
             return
-        self.are_made = True  # (first: a finalizer may open a scope of its own meanwhile)
+        self.are_made = True  # (first, because a finalizer may open another scope meanwhile)
         if not self._makers:
-            rows = [*self._find()]  # (all, before any is kept: it may raise)
+            rows = [*self._find()]  # (complete before any is stored, because it may raise)
             self._owners = [owner for owner, _, _ in rows]
             self._names = [name for _, name, _ in rows]
             self._reads = [partial(vars(owner).get, name, ABSENT) for owner, name, _ in rows]
@@ -58,16 +58,16 @@ class Replacements:
         any(map(setattr, self._owners, self._names, self._new))  # (a loop in C)
 
     def undo(self) -> None:
-        """Put everything back."""
+        """Restore everything."""
         if self.are_made:
-            if self._lacked:  # (first: a metaclass may decide on what its classes hold)
+            if self._lacked:  # (first, because a metaclass may decide what its classes define)
                 any(starmap(delattr, self._lacked))
             any(starmap(setattr, self._had))
             self.are_made = False
 
 
 def put_back(owner: Any, name: str, old: Any) -> None:
-    """Have an owner hold again what it held by a name, if anything."""
+    """Restore an owner's attribute, or delete it if the owner did not have it."""
     if old is ABSENT:
         delattr(owner, name)
     else:

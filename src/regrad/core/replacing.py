@@ -1,16 +1,16 @@
-"""Values that are replaced: what `replace` says in a map of rules, and how its function is called.
+"""Replaced values: `replace` in a map of rules, and the call of its function.
 
-A rule leaves the value of an op as it is. `replace(forward, gradient)` puts another function in the
-op's place: the call is one of `forward`, which carries a gradient of its own. Whatever makes the
-node of a rule (a record, an `autograd.Function`, a primitive) then makes that of the replaced call,
-so that higher orders, batches and compiled programs come with it.
+A rule does not change the value of an op. `replace(forward, gradient)` runs another function in
+place of the op: the call becomes a call of `forward`, with its own gradient. The code that makes
+the node for a rule (a record, an `autograd.Function`, a primitive) also makes the node of the
+replaced call. So higher orders, batches and compiled programs need no further code.
 
 Invariants:
 
-* Values change in scopes only that are opened with `values=True` (`check_values`).
-* A `forward` sees what a rule may name of the forward pass, and must return what the op would:
-  its shape, and its dtype (`Forward.check`).
-* An op that an innermost replacing rule is for gets the other value, or there is an error.
+* Values change only in scopes that are opened with `values=True` (`check_values`).
+* A `forward` gets the values of the forward pass that a rule may name. It must return a result
+  of the op's own shape and dtype (`Forward.check`).
+* If the innermost rule for an op replaces values, the op gets the new value, or regrad raises.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from regrad.errors import ArgumentError, RuleError, kind, near
 
 
 class Replace(MapValue):
-    """A value in a map of rules that replaces values; see `replace`."""
+    """A value in a map of rules that replaces values. See `replace`."""
 
     closes_over: tuple[str, ...] = ("forward", "gradient")
 
@@ -52,7 +52,7 @@ class Replace(MapValue):
 
     @property
     def is_derivative(self) -> bool:
-        """True if the gradient is the derivative of the function, as its library finds it."""
+        """True if the gradient is the derivative of the function, computed by its library."""
         return self.gradient is None or getattr(self.gradient, "rule", None) is derivative
 
     @property
@@ -64,32 +64,32 @@ class Replace(MapValue):
 
 
 def gradient_of(value: Any) -> Any:
-    """Return the rule of a value in a map: that of the gradient, if it replaces values."""
+    """Return the gradient's rule of a value in a map that replaces values, or the value itself."""
     if not isinstance(value, Replace):
         return value
     return own_rule if value.gradient is None else value.gradient
 
 
 def check_values(rules: Mapping[Any, Any], values: bool, order: int | None, call: str) -> None:
-    """Refuse a map that replaces values where the scope does not say so, or where it cannot."""
+    """Raise for a map that replaces values without `values=True`, or where this is impossible."""
     keys = [key for key, rule in rules.items() if isinstance(rule, Replace)]
     whole = [key for key in rules if isinstance(key, at) and key.what is None]
     learning = [key for key, rule in rules.items() if hasattr(gradient_of(rule), "parameters")]
     if keys and not values:
         raise ArgumentError(
-            f"the map replaces the values of {', '.join(map(repr, keys))} (rg.replace), and rules "
-            f"leave values untouched unless the scope says otherwise. Write {call}."
+            f"the map replaces the values of {', '.join(map(repr, keys))} (rg.replace). This needs "
+            f"values=True, because rules leave values unchanged by default. Write {call}."
         )
     if both := [key for key in keys if key in whole]:
         raise ArgumentError(
-            f"{both[0]!r} is for whole calls, whose value rg.replace cannot replace. Say for which "
-            "of its ops: rg.at(where, 'Relu'), or replace the module itself."
+            f"{both[0]!r} is for whole calls, whose value rg.replace cannot replace. Name one of "
+            "their ops: rg.at(where, 'Relu'), or replace the module itself."
         )
     if order is not None and (own := [*keys, *whole, *learning]):
         raise ArgumentError(
-            f"order={order} asks for the derivatives that ops have of their own, which are not "
-            f"those of replaced values, whole calls or rules that learn: {own[0]!r}. Open a scope "
-            "of its own for it."
+            f"order={order} uses the ops' own derivatives beyond that order. Replaced values, "
+            "whole calls and rules with parameters have no such derivatives: "
+            f"{own[0]!r}. Open a separate scope for it."
         )
 
 
@@ -100,7 +100,7 @@ class _AfterDy:
         self.function = function
         own = inspect.signature(function).parameters.values()
         if any(p.kind is p.VAR_POSITIONAL for p in own):
-            raise RuleError(f"replace: {called(function)} must name what it takes, not *args")
+            raise RuleError(f"replace: {called(function)} must name its parameters, not take *args")
         dy = inspect.Parameter("dy", inspect.Parameter.POSITIONAL_ONLY)
         named = [p.replace(name="dy_") if p.name == "dy" else p for p in own]
         self.__signature__: inspect.Signature = inspect.Signature([dy, *named])
@@ -112,7 +112,7 @@ class _AfterDy:
 class Forward(Asked):
     """The function of a `replace`, with its names resolved against an op type."""
 
-    forward = None  # it is replaced by no other
+    forward = None  # (no other function replaces it)
 
     def __init__(self, function: Callable[..., Any], op: Op) -> None:
         self.function = function
@@ -131,14 +131,14 @@ class Forward(Asked):
         self._pull: Callable[[Any, Any], Any] = bound.pull
 
     def __call__(self, record: Record) -> Any:
-        """Return the value that it computes, of the inputs, `y` and call that a record holds."""
+        """Return the function's value, from the inputs, `y` and call that a record holds."""
         return self._pull(record, None)
 
     def run_on(
         self, host: HostArrays, call: Call, xs: Sequence[Any], ys: Sequence[Any],
         like: Sequence[Any], name: str = "",
     ) -> list[Any]:  # fmt: skip
-        """Return the results for a call of a host's op, of arrays `xs` and the op's results `ys`.
+        """Return the results for a call of a host's op, from arrays `xs` and the op's results `ys`.
 
         They have the shapes and dtypes of `like`. `ys` is empty if the function does not name y.
         """
@@ -163,11 +163,11 @@ class Forward(Asked):
         if self.plain and any(isinstance(y, Tensor) for y in made):  # (for the first time)
             self.plain: bool | None = False
             made = by_regrad()
-        where = "a line that is not known" if call.hit is None else call.hit.where
+        where = "an unknown line" if call.hit is None else call.hit.where
         return self.check(made, like, host.is_array, where)
 
     def check(self, got: Any, expected: Sequence[Any], is_array: Any, where: str) -> list[Any]:
-        """Return the results, if they have the shapes and dtypes of the op's own."""
+        """Return the results if their shapes and dtypes match the op's own results, or raise."""
         ys = outputs_of(got)
         if len(ys) != len(expected) or not all(map(is_array, ys)):
             what = f"{len(expected)} tensors" if len(expected) > 1 else "one tensor"
@@ -188,7 +188,7 @@ class Forward(Asked):
 
 
 def outputs_of(y: Any) -> list[Any]:
-    """Return the results of a function, of one as well, as a list."""
+    """Return the results of a function as a list, also a single result."""
     return list(y) if isinstance(y, list | tuple) else [y]
 
 
@@ -197,7 +197,7 @@ def _told(y: Any) -> str:
 
 
 def _shape(y: Any) -> Any:
-    shape = y._data.shape if isinstance(y, Tensor) else y.shape  # (of a graph it may be unknown)
+    shape = y._data.shape if isinstance(y, Tensor) else y.shape  # (may be unknown in a graph)
     return shape if isinstance(shape, dims.UnknownRank) else tuple(shape)
 
 
@@ -205,7 +205,7 @@ def _shape(y: Any) -> Any:
 
 
 class ReplacingRule(Rule):
-    """A rule under which regrad's ops are run as others: it replaces values, or it `learns`."""
+    """A rule that runs regrad's ops as other ops: it replaces values, or it has parameters."""
 
     replaces = True
     forward: Forward | None = None
@@ -215,12 +215,12 @@ class ReplacingRule(Rule):
         if op.several or op.stateful or not op.inputs:
             raise RuleError(
                 f"{self.name}: the op type {op.type!r} returns several results, or has a state or "
-                "no inputs, and a rule that replaces its value or learns cannot hold for it"
+                "no inputs. A rule that replaces values or has parameters cannot apply to it"
             )
         self.base = op
         gradient = value.gradient if isinstance(value, Replace) else value
         rule = gradient and resolve(gradient, op)
-        # tensors that the rule learns: they are the last inputs of the op that is run instead
+        # the parameters of the rule: they are the last inputs of the op that runs instead
         self.learned: dict[str, Any] = getattr(gradient, "parameters", {})
         self.op: Op = getattr(rule, "op", op) if self.learned else op
         is_derivative = isinstance(value, Replace) and value.is_derivative
@@ -231,13 +231,13 @@ class ReplacingRule(Rule):
         if self.rule:
             parts += [self.rule.function, *getattr(self.rule, "functions", {}).values()]
         found = {id(f): f for f in (*parts, *self.learned.values()) if f is not None}
-        self.functions: dict[int, Any] = found  # whose code, and what that reads, counts
+        self.functions: dict[int, Any] = found  # cache keys depend on their code
 
     def keeps(self, wanted: frozenset[int]) -> Kept:
         raise AssertionError("an op was recorded whose value is replaced")
 
     def value(self, xs: Sequence[Tensor], attrs: Attrs, layout: Layout) -> Any:
-        """Return the value that the function computes."""
+        """Return the function's value."""
         assert self.forward is not None
         n, own = len(xs) - len(self.learned), layout and layout[: len(self.base.inputs)]
         with masked():
@@ -249,7 +249,7 @@ class ReplacingRule(Rule):
     def run(
         self, counted: CountedRule, xs: tuple[Tensor, ...], attrs: Attrs, own: Any, layout: Layout
     ) -> Tensor:
-        """Return the value of a call whose own value is known, with its gradient."""
+        """Return the value of a call, with its gradient. The op's own value `own` is known."""
         learned = [*map(lift, self.learned.values())]
         for name, x in zip(self.learned, learned, strict=True):
             check_differentiable(x, f"{self.name}: {name}")
@@ -257,7 +257,7 @@ class ReplacingRule(Rule):
         given = every if self.rule else ()
         if learned:
             places = (*(layout or range(n)), *range(n, len(every)))
-        if self.forward is not None:  # (no gradient goes through it if there is a rule)
+        if self.forward is not None:  # (with a rule, no gradient passes through the function)
             y = self.value([*map(alias_of, every)] if given else every, attrs, places)
             self.forward.check(y, [own], lambda y: isinstance(y, Tensor), counted.hit.where)
         elif (state := current()) is not None and state.region is not None:
@@ -272,7 +272,7 @@ class ReplacingRule(Rule):
 
 
 class ReplacedCallRule(Rule):
-    """The gradient of a replaced call: that of its function goes on, or a rule is asked."""
+    """The gradient of a replaced call: by its function's own gradient, or by a rule."""
 
     def __init__(self, rule: ReplacingRule, attrs: Attrs, layout: Layout, count: int) -> None:
         self.name: str = rule.name
@@ -314,7 +314,7 @@ class ReplacedCallRule(Rule):
 
 
 class OwnFunction:
-    """The function itself, as `builtin` and `forward` in the gradient's rule ask for it."""
+    """The replacement itself, for `builtin` and `forward` in the gradient's rule."""
 
     vjp: Any = None
 
@@ -323,18 +323,18 @@ class OwnFunction:
         self.learned: Sequence[Any] = xs[len(xs) - len(link.replacing.learned) :]
 
     def pull(self, xs: Sequence[Tensor], dys: Sequence[Any], only: int | None = None) -> Any:
-        """Return the gradients of the function by the inputs that are floats."""
+        """Return the function's gradients for the inputs that are floats."""
         moving = [i for i, x in enumerate(xs) if x.dtype.kind in "fc"]
         found = pulled(lambda xs: [self.value(xs)], xs, moving, dys)[1]
         return dict(zip(moving, found, strict=True))
 
     def values_at(self, leaves: Sequence[Any]) -> Sequence[Any]:
-        """Return the value that the function computes of other inputs."""
+        """Return the function's value for other inputs."""
         return outputs_of(self.value([*map(lift, leaves), *self.learned]))
 
 
 class CountedReplacedCall(CountedRule):
-    """The same, counted where the op was called."""
+    """A `ReplacedCallRule` that counts at the op's call site."""
 
     def under(self, scopes: Mapping[Any, Any]) -> Rule:
         binding = scopes.get(self.key)

@@ -17,16 +17,16 @@ from regrad.core.names import REPORT
 from regrad.errors import ArgumentError, NotFiredError, UnusedOverrideWarning, alike, printable
 
 INTEGERS = frozenset({int})
-SHAPES = 3  # so many different shapes are shown for a line
+SHAPES = 3  # the number of different shapes shown per line
 
 
-# While a walk is traced before it is known whether it will be used: the hits whose rules ran.
+# The hits whose rules ran in a backward pass that is traced, but may remain unused.
 LATER: ContextVar[list[Hit] | None] = ContextVar("regrad_later", default=None)
 
 
 @block
 def counted_later() -> Generator[list[Hit]]:
-    """List the hits whose rules run in this block, and do not count the runs."""
+    """List the hits whose rules run in this block, without counting the runs."""
     hits: list[Hit] = []
     yield from stay(hits, LATER, hits)
 
@@ -34,8 +34,8 @@ def counted_later() -> Generator[list[Hit]]:
 class Hit:
     """Ops of one type that one source line created under an override, in one module or scope.
 
-    `count` says how many were created, `ran` how often their rule ran, `shapes` which shapes
-    their first inputs had. `path` is that of the module or named scope, if there is one.
+    `count` is the number of created ops, `ran` the number of runs of their rule, and `shapes` the
+    shapes of their first inputs. `path` is the path of the module or named scope, if any.
     """
 
     __slots__ = ("count", "op_type", "path", "ran", "rule", "sizes", "where")
@@ -47,7 +47,7 @@ class Hit:
         self.path: str = path
         self.count: int = 0
         self.ran: int = 0
-        self.sizes: dict[Any, None] = {}  # the shapes, in the order in which they came
+        self.sizes: dict[Any, None] = {}  # the shapes, in order of first use
 
     def add(self, shape: Shape) -> None:
         """Count one more op, whose first input has this shape."""
@@ -56,7 +56,7 @@ class Hit:
         self.sizes[shape if known else shape_text(shape)] = None
 
     def pulled(self) -> None:
-        """Count one more run of the rule: now, or where the traced walk is used (`LATER`)."""
+        """Count one more run of the rule: now, or when the traced pass is used (`LATER`)."""
         later = LATER.get()
         if later is None:
             self.ran += 1
@@ -77,7 +77,7 @@ class Hit:
 
 
 def shape_text(shape: Any) -> str:
-    """A shape as text, `64×10`; a size that only the run of a graph can tell keeps no graph."""
+    """Return a shape as text, `64×10`. For sizes of a graph, the text keeps no graph alive."""
     return "×".join(map(str, shape)) or "scalar" if isinstance(shape, tuple) else "?"
 
 
@@ -87,17 +87,17 @@ class Binding:
     The key of an entry that names a `place` is an `at` (see `core.places`).
     """
 
-    replaces = False  # whether its rule replaces values, and so does something in each call
-    marked = False  # as one that may match nothing: see `optional` in core/scopes
+    replaces = False  # whether its rule replaces values, so that each call runs other code
+    marked = False  # whether it may match nothing: see `optional` in core/scopes
     once = False  # whether its rule is for the first derivative alone
-    sisters: Sequence[Binding] = ()  # of the same key, for all the op types that it names
+    sisters: Sequence[Binding] = ()  # the bindings of the same key, for all its op types
 
     def __init__(self, op_type: str, rule_name: str, place: Any = None) -> None:
         self.op_type = op_type
         self.rule_name = rule_name
         self.kind: str = "the op type " if place is None else ""
         self.shown: str = repr(op_type if place is None else place)
-        self.by_line: dict[Any, Hit] = {}  # by the line; with an op type and a path, at a place
+        self.by_line: dict[Any, Hit] = {}  # by line; at a place also by op type and path
 
     @property
     def optional(self) -> bool:
@@ -142,7 +142,7 @@ class Report(Generic[B]):
     """The report of an override: which ops it matched, and how often its rules ran."""
 
     _bindings: dict[str, B]  # by op type
-    _untouched: Untouched  # (or `_others` is another)
+    _untouched: Untouched  # (unless a subclass overrides `_others`)
     _name = "gradient_override_map"
 
     @property
@@ -153,8 +153,8 @@ class Report(Generic[B]):
     def table(self) -> Table:
         """The hits as a table: op type, rule, calls, how often the rule ran, lines, shapes.
 
-        Where an op was created in a named scope or module, a column says in which. Print the table,
-        or give it to `rich`, which draws it.
+        If ops were created in named scopes or modules, a column has their paths. Print the table,
+        or pass it to `rich`, which draws it.
         """
         rows = [
             (h.path, h.op_type, h.rule, str(h.count), str(h.ran), h.where, _shapes(h.shapes))
@@ -186,33 +186,34 @@ class Report(Generic[B]):
             raise NotFiredError("\n".join(idle))
 
     def _idle_modules(self, *keys: Any) -> list[str]:
-        """Say of keys (by default all) which modules they name that never ran as they should."""
+        """Return messages for the modules that keys (by default all) name and that never ran."""
         return []
 
     def _key_of(self, op_type: str) -> str:
-        """Under what name a binding is found."""
+        """Return the key of a binding."""
         return op_type
 
     def _why_not(self, binding: B) -> str:
-        """Say why a rule never ran."""
+        """Return the reason why a rule never ran."""
         if not binding.hits:
             instead = self._instead(binding)
             why = "no op of that type was created in the scope" + f" ({instead})" * bool(instead)
             return f"{why}. Run the model, and not only its backward pass, inside the scope"
         lines = ", ".join(hit.where for hit in binding.hits)
         return (
-            f"ops were created ({lines}), but no gradient passed them. Ask after the gradient has "
-            "been computed, of a result that depends on them and of inputs that require a gradient."
+            f"ops were created ({lines}), but no gradient passed through them. Call assert_fired() "
+            "after the gradient has been computed. Check that the result depends on these ops, and "
+            "that their inputs require a gradient."
         )
 
     def _unmatched(self) -> list[B]:
-        """The entries that matched nothing, and should have."""
+        """The entries that matched nothing, but should have."""
         return [b for b in self._bindings.values() if not (b.marked or b.hits or b.optional)]
 
     def _warn_of_idle(self, idle: Sequence[B], why: str, level: int) -> None:
-        """Warn of entries that matched nothing, at the line so many calls further up.
+        """Warn of entries that matched nothing, at the line `level` calls further up.
 
-        `why` says what to look at if that goes for all entries.
+        `why` names the likely reason if no entry matched.
         """
         found = [self._instead(b) for b in idle]
         if why:
@@ -226,22 +227,22 @@ class Report(Generic[B]):
         self._tell(" ".join([message, *found]), level + 1)
 
     def _tell(self, message: str, level: int) -> None:
-        """Warn at the line so many calls further up."""
+        """Warn at the line `level` calls further up."""
         warnings.warn(message, UnusedOverrideWarning, stacklevel=level + 1)
 
     def _others(self) -> Iterable[tuple[str, int]]:
-        """The ops that were created and kept their own gradient: names, and how many."""
+        """The ops that were created and kept their own gradient: names and counts."""
         return self._untouched.others()
 
     def _instead(self, binding: B) -> str:
-        """`'Relu' never ran; 'Relu6' did, 3 times`, if an op of a name like that ran."""
+        """`'Relu' never ran; 'Relu6' did, 3 times`, if an op of a similar name ran."""
         counts: Counter[str] = Counter()
         for name, count in self._others():
             counts[name.partition(" ")[0].rpartition(".")[2]] += count
         near = [(name, counts[name]) for name in alike(binding.op_type, counts)]
         ran = [f"{name!r} did, {f'{n} times' if n > 1 else 'once'}" for name, n in near if n]
         if not binding.kind:
-            return f"{binding.shown} held for no op"
+            return f"{binding.shown} applied to no op"
         return f"{binding.op_type!r} never ran; {', '.join(ran)}" if ran else ""
 
     def __repr__(self) -> str:
@@ -256,24 +257,24 @@ class Untouched:
     """Counts the differentiable ops that kept their own gradient, by name and source line."""
 
     def __init__(self) -> None:
-        # by name, line and path (of which the last two may be "")
+        # by name, line and path (line and path may be "")
         self.counts: defaultdict[tuple[str, str, str], int] = defaultdict(int)
 
     def note(self, name: str, where: str, count: int = 1, path: str = "") -> None:
-        """An op ran and kept its gradient (in the module with a path, where the map names any)."""
+        """Count an op that kept its gradient (with its module's path, if the map names modules)."""
         self.counts[name, where, path] += count
 
     def add(self, other: Untouched) -> None:
-        """Count what another one counted."""
+        """Add the counts of another object."""
         for (name, where, path), count in other.counts.items():
             self.note(name, where, count, path)
 
     def others(self) -> Iterable[tuple[str, int]]:
-        """Each name, and how often it was noted at a line."""
+        """Each name, with its count."""
         return ((name, count) for (name, *_), count in self.counts.items())
 
     def table(self, only: Iterable[str] | None = None) -> Table:
-        """The ops as a table: name, calls, source line; or those that have one of some names."""
+        """Return the ops as a table: name, calls, source line. `only` selects some names."""
         rows = sorted(self.counts.items(), key=lambda item: (item[0][0].lower(), *item[0][1:]))
         if only is not None:  # (a name may be `torch.einsum (MatMul, Reshape)`)
             wanted = {name.rpartition(".")[2] for name in only}
@@ -285,7 +286,7 @@ class Untouched:
 
 
 class Table:
-    """Rows under headings: plain text when printed, a drawn table in `rich`; `rows` is the data."""
+    """Rows under headings: plain text in `print`, a drawn table in `rich`. `rows` has the data."""
 
     def __init__(self, headings: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
         self.headings: tuple[str, ...] = tuple(headings)
@@ -309,7 +310,7 @@ class Table:
         return self.html()
 
     def html(self, notes: Iterable[str] = ()) -> str:
-        """The table as a piece of HTML, as notebooks show it, with notes below it."""
+        """Return the table as HTML for notebooks, with notes below it."""
         from html import escape
 
         head = "".join(f"<th>{escape(heading)}</th>" for heading in self.headings)
@@ -328,7 +329,7 @@ class Table:
 
 
 def without_empty(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
-    """Return a table without its first column, if that is empty."""
+    """Return a table without its first column, if the column is empty."""
     start = not any(row[0] for row in rows)
     return Table(headings[start:], [row[start:] for row in rows])
 
@@ -340,5 +341,5 @@ def _shapes(shapes: Iterable[str]) -> str:
 
 
 def _short(cell: str) -> str:
-    """A cell to be shown; source lines are relative to the working folder, if they are below it."""
+    """Return a cell for display. Source lines below the working folder are relative to it."""
     return printable(cell.replace(os.getcwd() + os.sep, ""))

@@ -1,6 +1,6 @@
-"""A rule, as the walk and the tapes see it, and how messages describe one.
+"""The interface of rules for the backward pass and the tapes, and descriptions for messages.
 
-The forms in which rules are written are in `core.rule_forms`.
+`core.rule_forms` implements the forms in which users write rules.
 """
 
 from __future__ import annotations
@@ -20,34 +20,34 @@ if TYPE_CHECKING:
     from regrad.core.tape import Record
     from regrad.core.tensor import Tensor
 
-# What arrives at an op: one gradient, or for several outputs one each, None where none arrives.
+# The incoming gradient of an op: one, or a tuple with one per output, None for no gradient.
 Cotangent: TypeAlias = "Tensor | tuple[Tensor | None, ...]"
 
-# A rule as it was written: `(dy, …)` with names, or `(op, grad, …)`; it answers gradients or None.
+# A rule as the user wrote it: `(dy, …)` with names, or `(op, grad, …)`. Returns gradients or None.
 RuleFunction: TypeAlias = Callable[..., Any]
 
 
-# What a rule's pull returns: gradients, each with the number of its parameter.
+# The result of a rule's pull: gradients, each with the number of its parameter.
 Pulled: TypeAlias = Iterable[tuple[int, Any]]
 
-# What a record keeps: the parameters whose tensors it holds, and whether it holds the output.
+# The values that a record keeps: the parameters whose tensors it holds, and whether it holds y.
 Kept: TypeAlias = tuple[frozenset[int], bool]
 
 
 class Extra(NamedTuple):
-    """A name that the rule of any op may ask for, besides the op's own names."""
+    """A name that the rule of any op may take, in addition to the op's own names."""
 
-    read: Callable[[Any], Any]  # from a record
-    # what a record must keep for it
+    read: Callable[[Any], Any]  # returns the value for a record
+    # returns what a record must keep for it
     keeps: Callable[[Op], Kept] = lambda op: (frozenset(), False)
-    runs_op: bool = False  # whether it runs the op itself, which a record must then be able to do
+    runs_op: bool = False  # whether it runs the op itself, so that the record must allow this
 
 
 EXTRAS: dict[str, Extra] = {}  # see `core.builtin` and `core.surrogates`
 
 
 def free(name: str) -> str:
-    """Return the name of somebody's parameter in a rule, where it may stand for something else."""
+    """Return a user's parameter name for use in a rule, changed if the name has a meaning there."""
     return f"{name}_" if name in ("dy", "y", "op", "grad", *EXTRAS) else name
 
 
@@ -55,18 +55,18 @@ NO_GRADIENT: Any = type("NoGradient", (), {"__repr__": lambda _: "no gradient"})
 
 
 def no_gradient(dy: Any) -> Any:
-    """Return no gradient: what leads to the op's inputs is as if the op were not differentiated.
+    """Return no gradient: the inputs get a gradient as if the op were not differentiated.
 
-    A rule of an op of one differentiable input that returns None has forgotten its `return`, and
-    raises. This rule says None on purpose; another rule may return `no_gradient(dy)`. The gradient
-    is then zero where an array is asked for (`grad`, `jax.grad`), and None where that stands for
-    none (`x.grad` in PyTorch).
+    If an op has one differentiable input and its rule returns None, the rule probably lacks a
+    `return`, so regrad raises. This rule returns no gradient on purpose. Other rules may return
+    `no_gradient(dy)`. The gradient is then zero where an array is required (`grad`, `jax.grad`),
+    and None where None is allowed (`x.grad` in PyTorch).
 
     Args:
-        dy: The gradient that arrives.
+        dy: The incoming gradient.
 
     Returns:
-        What stands for no gradient in the answer of a rule.
+        The marker for no gradient in the answer of a rule.
 
     Raises:
         Nothing. It fits every op type.
@@ -83,70 +83,70 @@ NO_PLANS: Mapping[frozenset[int], Kept] = MappingProxyType({})
 
 
 class Rule:
-    """The way of a gradient through one op: what a record must keep, and the pull itself."""
+    """Propagates a gradient through one op. Decides which values a record must keep."""
 
-    __slots__ = ()  # (for rules that are made at each call; others may have any attributes)
+    __slots__ = ()  # (for rules that are made at each call; other rules may have any attributes)
 
-    watches = True  # whether outputs of an op under this rule are watched
+    watches = True  # whether tapes watch the outputs of an op under this rule
     flat = False  # zero wherever it is defined (sign, floor, …): never linear in its input
     constant = False  # the op's value does not depend on the values of its inputs (ones_like)
-    each = False  # of several outputs each depends on the input at its place, and on no other
-    sparse = False  # whether None, not zeros, arrives from outputs that have no gradient
-    unless: Callable[[dict[str, Any], Sequence[Any]], bool] | None = None  # no gradient then
+    each = False  # each output depends only on the input at the same position
+    sparse = False  # whether outputs without a gradient get None as dy, not zeros
+    unless: Callable[[dict[str, Any], Sequence[Any]], bool] | None = None  # if True: no gradient
     replaces = False  # whether it replaces the values of ops: see `core.replacing`
-    own_count: int | None = None  # of the inputs for which `builtin` answers a rule, if not of all
-    is_foreign = False  # the gradient that another library has for an op of its own
-    asks_needs = False  # which gradients are wanted: see `Record.only`
-    holomorphic = False  # whether an op's own rule, borrowed by another, is to be conjugated
+    own_count: int | None = None  # the number of inputs with a gradient by `builtin` (None: all)
+    is_foreign = False  # whether it is another library's own gradient
+    asks_needs = False  # whether it takes `needs`: see `Record.only`
+    holomorphic = False  # whether an op's own rule, borrowed by another op, has to be conjugated
     by_leaf = False  # `wanted` are leaves, not parameters
-    answers = False  # of one differentiable input, so that None is refused; see `no_gradient`
-    whole = False  # for all inputs of an op of one: its answer may be a list, of one gradient
-    once = False  # for the first derivative alone: what differentiates that takes the op's own
+    answers = False  # for one differentiable input, so that None raises; see `no_gradient`
+    whole = False  # for all inputs of a one-input op: it may return a list with one gradient
+    once = False  # for the first derivative alone: derivatives of the gradient use the op's own
     name = ""
     function: RuleFunction | None = None
-    hit: Any = None  # a Hit: where the op under it was called, if it was put in force by a scope
-    plans: Mapping[frozenset[int], Kept] = NO_PLANS  # what `keeps` said
-    pulls: Sequence[Callable[[Any, Any], Any]] | None = None  # one per input, if it is so simple
-    # `pulls[0](record, dy)` as `short(rule, dy, x, y)`, if it needs no more of a record. It is
-    # the key of columns (see `Tape`). Nothing is missing: of a real op of one tensor and no
-    # attributes, a record holds what follows from x and y, and the rule.
+    hit: Any = None  # the Hit of the op's call site, if a scope applied the rule
+    plans: Mapping[frozenset[int], Kept] = NO_PLANS  # results of `keeps`
+    pulls: Sequence[Callable[[Any, Any], Any]] | None = None  # one per input, for simple rules
+    # `short(rule, dy, x, y)` is `pulls[0](record, dy)`, if the pull needs nothing else of a record.
+    # It is the key of columns (see `Tape`). It is complete: for a real op of one tensor without
+    # attributes, all values in a record follow from x, y and the rule.
     short: Callable[..., Any] | None = None
-    extras: frozenset[str] = frozenset()  # the names among EXTRAS that it asks for
+    extras: frozenset[str] = frozenset()  # the names among EXTRAS that it takes
 
     @property
     def is_ours(self) -> bool:
-        """True if the rule is one of the library's own, for an op of its own."""
+        """True if the rule is one of regrad's own, for an op of regrad."""
         functions = [self.function, *getattr(self, "functions", {}).values()]
         modules = {getattr(f, "__module__", None) or "" for f in functions if f is not None}
         return bool(modules) and all(m.partition(".")[0] == "regrad" for m in modules)
 
     @property
     def runs_op(self) -> bool:
-        """True if the rule asks for a name that runs the op itself, so that it needs its inputs."""
+        """True if the rule takes a name that runs the op itself, and so needs the op's inputs."""
         return any(EXTRAS[name].runs_op for name in self.extras)
 
     @property
     def bare(self) -> Rule:
-        """The rule without what counts its runs, or conjugates it."""
+        """The rule without the wrappers that count its runs or conjugate it."""
         return self
 
     def keeps(self, wanted: frozenset[int]) -> Kept:
-        """The parameters whose tensors a record must keep, and whether it keeps the output."""
+        """Return the parameters whose tensors a record must keep, and whether it keeps y."""
         return frozenset(), False
 
     def pull(self, record: Record, dy: Cotangent, wanted: Sequence[int]) -> Pulled:
-        """`(parameter, gradient)` for each wanted parameter."""
+        """Return `(parameter, gradient)` for each wanted parameter."""
         return ()
 
     def complete(self, answer: Any, record: Record, dy: Cotangent, count: int) -> Any:
-        """Return the answer of another rule for the op, with what it may leave out to this one.
+        """Complete the answer of another rule for the op with gradients that it may omit.
 
-        It is one gradient, or None, for each of the first so many parameters.
+        The result has one gradient, or None, for each of the first `count` parameters.
         """
         return answer
 
     def carries(self, node: NodeLike, index: int) -> bool:
-        """Return whether an integer output in a graph carries a gradient, as integer inputs do."""
+        """Return whether an integer output in a graph carries a gradient, like integer inputs."""
         return any(s.carries and s.dtype.kind in "biu" for s in node.sources())
 
     def input_name(self, leaf: int) -> str | None:
@@ -160,7 +160,7 @@ class Rule:
 
 
 class RuleLike(Rule):
-    """A rule that records and walks see as another one, and whose pull may differ."""
+    """A rule with the interface of another rule, whose pull may differ."""
 
     def __init__(self, rule: Rule) -> None:
         self.rule = rule
@@ -174,7 +174,7 @@ class RuleLike(Rule):
 
 
 class Conjugated(RuleLike):
-    """The rule of a holomorphic op, written as for real numbers, for complex ones.
+    """The rule of a holomorphic op on complex numbers, although written as for real numbers.
 
     TensorFlow's convention for y = f(x) is dy * conj(f'(x)), which is conj(conj(dy) * f'(x)).
     """
@@ -196,7 +196,7 @@ def _each(function: Callable[[Tensor], Tensor], value: Any) -> Any:
 
 
 class NoRule(Rule):
-    """No rule yet: fine until a gradient is wanted."""
+    """No rule yet. It raises only if a gradient is needed."""
 
     def __init__(self, op: Op) -> None:
         self.op = op
@@ -204,13 +204,13 @@ class NoRule(Rule):
     def pull(self, record: Record, dy: Cotangent, wanted: Sequence[int]) -> Any:
         raise MissingRuleError(
             f"no gradient: the op type {self.op.type!r} is on the path and has no rule. "
-            f"Register one with @gradient({self.op.type!r}), put one in force with "
+            f"Register a rule with @gradient({self.op.type!r}), apply one with "
             f"gradient_override_map, or cut the path with stop_gradient."
         )
 
 
 class NoGradient(Rule):
-    """Declared to have no gradient: outputs are free."""
+    """The rule of an op that is declared to have no gradient. Tapes ignore its outputs."""
 
     watches = False
     flat = True
@@ -220,7 +220,7 @@ class NoGradient(Rule):
 
 
 def parameters(function: Callable[..., Any]) -> list[str]:
-    """The names of a function's parameters, in order."""
+    """Return the names of a function's parameters, in order."""
     if (code := plain_code(function)) is not None:
         return list(code.co_varnames[: code.co_argcount])
     if own := vars(function).get("__signature__") if hasattr(function, "__dict__") else None:
@@ -229,30 +229,30 @@ def parameters(function: Callable[..., Any]) -> list[str]:
 
 
 def called(function: RuleFunction) -> str:
-    """A function's name, for a message."""
+    """Return a function's name, for a message."""
     while isinstance(function, partial):
         function = function.func
     return getattr(function, "__name__", type(function).__name__)
 
 
 def label(rule: Rule) -> str:
-    """A rule in a message."""
+    """Return the description of a rule for a message."""
     return f"the rule {rule.name!r}" if rule.name else "the rule"
 
 
 def describe(function: RuleFunction, name: str) -> str:
-    """A rule in a message, with its place."""
+    """Return the description of a rule for a message, with the place of its function."""
     where = place(function)
     return f"the rule {name!r}" + (f" ({where})" if where else "")
 
 
 def describe_pull(record: Record, name: str = "") -> str:
-    """The rule of a record in a message, with the op, and the line that called it if it is known.
+    """Return the description of a record's rule, with the op, and the op's call site if known.
 
-    `the rule 'clip' (clip, rules.py:3) for the op type 'Relu' at model.py:12`. A rule that has a
-    function for each input is described by the function for the input `name`.
+    `the rule 'clip' (clip, rules.py:3) for the op type 'Relu' at model.py:12`. If a rule has a
+    function for each input, the description has the function for the input `name`.
     """
-    rule = getattr(record.rule, "rule", record.rule).bare  # without what counts, or conjugates
+    rule = getattr(record.rule, "rule", record.rule).bare  # without wrappers
     functions = getattr(rule, "functions", {})
     custom = getattr(rule, "written", None) or getattr(rule, "grad_func", None)
     function = rule.function or functions.get(name) or custom
@@ -267,17 +267,18 @@ def describe_pull(record: Record, name: str = "") -> str:
 
 
 def wrong_gradient(which: str, name: str, got: str, expected: str) -> RuleError:
-    """An error: a rule (or function, `which`) returned what cannot be the gradient of an input."""
+    """Return the error for a rule (or function, `which`) with a wrong gradient for an input."""
     return RuleError(
         f"wrong gradient: {which}, input {name!r}, returned {got}, expected {expected}"
     )
 
 
 def identity_of(rule: Any) -> Any:
-    """Return the key that a rule shares with all that do the same; it holds while the rule is held.
+    """Return a key that equal rules share. The key is valid as long as the rule is alive.
 
-    A `lambda` in a training loop is a new function at each step, of one code object and with the
-    same cells. What a factory such as `superspike(10.0)` makes is known by its arguments.
+    A `lambda` in a training loop is a new function at each step, but has the same code object and
+    the same cells. The result of a factory such as `superspike(10.0)` is identified by its
+    arguments.
     """
     if type(rule) is FunctionType and not rule.__dict__:
         defaults = (*(rule.__defaults__ or ()), *(rule.__kwdefaults__ or {}).values())
@@ -290,17 +291,17 @@ def identity_of(rule: Any) -> Any:
             return module, name, *((key, type(x), x) for key, x in given)
     try:
         hash(rule)
-    except TypeError:  # an object that can be called
+    except TypeError:  # (a callable object)
         return id(rule)
     return rule
 
 
 class MapValue:
-    """A value in a map that stands for a rule, equal to others that do the same."""
+    """A value in a map that represents a rule. It equals other values with the same effect."""
 
     @property
     def identity(self) -> Any:
-        """The key that it shares with them."""
+        """The key that equal values share."""
         raise NotImplementedError
 
     def __eq__(self, other: object) -> bool:
@@ -311,9 +312,9 @@ class MapValue:
 
 
 class MapRule(MapValue):
-    """A rule that only a map can put in force: it can be wrapped as others, and not be called."""
+    """A rule for use in maps only. Other rules can wrap it, but it cannot be called."""
 
-    instead = ""  # what to write in a rule
+    instead = ""  # a hint for use in a rule
 
     def __call__(self, *args: Any, **names: Any) -> Any:
         raise RuleError(

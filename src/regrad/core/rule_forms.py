@@ -1,6 +1,6 @@
-"""The forms in which a rule is written, each as a `Rule`.
+"""The forms in which users write a rule, each as a `Rule`.
 
-In the native form a rule's first parameter is `dy`, the gradient arriving, and the others are
+In the native form a rule's first parameter is `dy`, the incoming gradient, and the others are
 **names**: an input (`x`), the output (`y`), an attribute (`axis`), or only an input's shape or
 dtype (`x_shape`, `x_dtype`). In TensorFlow's form it takes `(op, grad, ...)` and gets the whole
 record. The names decide what a record keeps.
@@ -42,7 +42,7 @@ STARS = inspect.CO_VARARGS | inspect.CO_VARKEYWORDS
 
 
 class BoundFunction:
-    """A rule function in the native form, its names resolved against one op."""
+    """A rule function in the native form, with its names resolved against one op."""
 
     __slots__ = ("extras", "inputs", "output", "pull", "short")
 
@@ -71,7 +71,7 @@ class BoundFunction:
         self.short: Any = self.short and self.short(function)
 
 
-# By the names in a rule of one input.
+# By the names in a rule of a one-input op.
 SHORT: Mapping[str, Callable[[RuleFunction], Callable[..., Any]]] = {
     "": lambda function: lambda rule, dy, x, y: function(dy),
     "x": lambda function: lambda rule, dy, x, y: function(dy, x),
@@ -83,7 +83,7 @@ SHORT: Mapping[str, Callable[[RuleFunction], Callable[..., Any]]] = {
 def _call_with(
     function: RuleFunction, getters: Sequence[Callable[[Record], Any]]
 ) -> Callable[[Any, Any], Any]:
-    """`function(dy, …)` with what its names stand for in a record; the usual cases unrolled."""
+    """Return a function that calls `function(dy, …)` with the values of its names in a record."""
     if not getters:
         return lambda record, dy: function(dy)
     first, *rest = getters
@@ -105,10 +105,10 @@ def _call_by_keyword(
 
 
 def asked(function: RuleFunction, op: Op) -> tuple[list[str], bool]:
-    """The names in a rule, and whether it takes their values by place.
+    """Return the names in a rule, and whether it takes their values by position.
 
-    They are all parameters after `dy` but unknown parameters with a default. (`lambda dy, k=k: dy *
-    k` brings its own k.) `**names` takes all names of the op.
+    These are all parameters after `dy`, except for unknown parameters with a default. (`lambda dy,
+    k=k: dy * k` has its own k.) `**names` takes all names of the op.
     """
     code = plain_code(function)
     if code and not (function.__defaults__ or code.co_kwonlyargcount or code.co_flags & STARS):
@@ -127,7 +127,7 @@ def asked(function: RuleFunction, op: Op) -> tuple[list[str], bool]:
 
 
 def getter(op: Op, name: str, function: RuleFunction, rule_name: str) -> Callable[[Any], Any]:
-    """Return how a rule's parameter `name` is read from a record."""
+    """Return the function that reads a rule's parameter `name` from a record."""
     if name == "y":
         return lambda record: record.y
     if name in op.attrs:
@@ -143,7 +143,7 @@ def getter(op: Op, name: str, function: RuleFunction, rule_name: str) -> Callabl
         return EXTRAS[name].read
     known = [*op.names(), *[n for n in EXTRAS if not n.endswith("_")]]
     raise RuleError(
-        f"{describe(function, rule_name)} asks for {name!r}, which the op type {op.type!r} does "
+        f"{describe(function, rule_name)} takes {name!r}, which the op type {op.type!r} does "
         f"not have.{near(name, known)} After dy it may name {', '.join(known)}."
     )
 
@@ -161,7 +161,7 @@ def _detail(i: int, which: int, record: Record) -> Any:
 
 
 def named(function: RuleFunction, name: str) -> Callable[..., Any]:
-    """The rule, called `dSquare` in tracebacks if its author called it `_`."""
+    """Return the rule under a name for tracebacks: `dSquare` if its author called it `_`."""
     if type(function) is FunctionType and function.__name__ == "_":
         function.__code__ = function.__code__.replace(co_name=name, co_qualname=name)
         function.__name__ = function.__qualname__ = name
@@ -172,7 +172,7 @@ def named(function: RuleFunction, name: str) -> Callable[..., Any]:
 
 
 class PerInput(Rule):
-    """One function per input; each runs only if its gradient is wanted."""
+    """One function per input. Each runs only if its gradient is needed."""
 
     def __init__(self, op: Op, name: str) -> None:
         self.op = op
@@ -210,7 +210,7 @@ class PerInput(Rule):
     def missing(self, index: int, record: Record, dy: Cotangent) -> Any:
         name = self.op.inputs[index].name
         if self.op.inputs[index].integers:
-            return None  # indices have none in mathematics
+            return None  # indices have no gradient
         raise MissingRuleError(
             f"no gradient: the op type {self.op.type!r} is on the path by its input {name!r}, "
             f"for which it has no rule. Register one with @gradient({self.op.type!r}, {name!r}), "
@@ -219,10 +219,11 @@ class PerInput(Rule):
 
 
 class Entwined(PerInput):
-    """As `PerInput`, with another function for the first input where others are wanted too.
+    """Like `PerInput`, with another function for the first input if other inputs are needed too.
 
-    For ops that are gradients themselves, at points where the second derivative needs to know how
-    the gradient that arrived changes with x. It arrived from a function of x if both are wanted.
+    This is for ops that are themselves gradients. At some points their second derivative depends
+    on how the incoming gradient changes with x. If both gradients are needed, the incoming gradient
+    is a function of x.
     """
 
     together: BoundFunction
@@ -231,7 +232,7 @@ class Entwined(PerInput):
     def add_together(self, function: RuleFunction) -> None:
         self.of_both = function
         self.together = BoundFunction(function, self.op, self.name)
-        self.pulls: Any = None  # the walk calls `pull` with the wanted inputs
+        self.pulls: Any = None  # so that the backward pass calls `pull` with the wanted inputs
 
     def pull(self, record: Record, dy: Cotangent, wanted: Sequence[int]) -> Pulled:
         first = self.together if len(wanted) > 1 else self.parts[0]
@@ -263,7 +264,7 @@ class Joint(Rule):
 
 
 def as_many(answer: Any, count: int, record: Record) -> Sequence[Any]:
-    """The gradients in a rule's answer, for each input."""
+    """Return the gradients in a rule's answer, one per input."""
     if answer is NO_GRADIENT:
         return [answer] * count
     answer = list(answer) if isinstance(answer, list | tuple) else [answer]
@@ -280,7 +281,7 @@ def as_many(answer: Any, count: int, record: Record) -> Sequence[Any]:
 
 
 class TensorFlowForm(Rule):
-    """A rule `(op, grad, ...)`, which sees the whole record."""
+    """A rule `(op, grad, ...)`, which gets the whole record."""
 
     def __init__(self, op: Op, name: str, function: RuleFunction) -> None:
         self.op = op
@@ -303,13 +304,13 @@ class TensorFlowForm(Rule):
         return record.by_parameter(view.own(answer))
 
     def explain(self, error: TypeError) -> None:
-        """Say in which form a rule was called that takes anything: it may be in the native one."""
+        """Raise an error that names the form of the call, for a rule that accepts any arguments."""
         if first_is_any(self.call):
             raise SignatureError(
                 f"{describe(self.call, self.name)} takes {parameters_of(self.call)}, which "
-                "does not say its form, so it was called in TensorFlow's, (op, grad), and failed: "
-                f"{error}. Name its first parameter dy for the native form; a wrapper takes over "
-                "the parameters of its rule by functools.wraps."
+                "does not show its form. So regrad called it in TensorFlow's form, (op, grad), and "
+                f"it failed: {error}. For the native form, name its first parameter dy. A wrapper "
+                "gets the parameters of its rule by functools.wraps."
             ) from error
 
 
@@ -320,7 +321,7 @@ def first_is_any(function: RuleFunction) -> bool:
 
 
 class OpView:
-    """A record as a rule in TensorFlow's form sees it (TF's `Operation`)."""
+    """A record, as the argument of a rule in TensorFlow's form (TF's `Operation`)."""
 
     def __init__(self, record: Record) -> None:
         self._record = record
@@ -335,17 +336,17 @@ class OpView:
         return self._record
 
     def places(self) -> Sequence[int | None]:
-        """Return the leaf of the record for each input; None if it is an attribute there."""
+        """Return the leaf of the record for each input; None if it is an attribute in regrad."""
         return range(len(self.inputs))
 
     def shown(self, tensor: Tensor | None) -> Any:
-        """A gradient as the rule is to see it."""
+        """Return a gradient in the form that the rule expects."""
         return tensor
 
     def own(self, answer: Any) -> Sequence[Any]:
-        """The gradients in a rule's answer, for each leaf of the record.
+        """Return the gradients in a rule's answer, one per leaf of the record.
 
-        None at the end is for an input of TensorFlow that is an attribute in regrad.
+        A None at the end belongs to an input of TensorFlow that is an attribute in regrad.
         """
         count = len(self.inputs)
         if isinstance(answer, list | tuple) and not any(dx is not None for dx in answer[count:]):
@@ -353,7 +354,7 @@ class OpView:
         return as_many(answer, count, self._record)
 
     def get_attr(self, name: str) -> Any:
-        """The attribute `name` (`axis`, `keepdims`, …); ValueError if the op has none such."""
+        """Return the attribute `name` (`axis`, `keepdims`, …); RuleError if there is none."""
         attrs = self._record.attrs
         if name not in attrs:
             raise RuleError(

@@ -1,4 +1,4 @@
-"""Scopes of overrides: a block, or the calls of a function that they decorate."""
+"""Scopes of overrides: a block, or the calls of a decorated function."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ class Optional(NamedTuple):
 
 
 def optional(rule: Any) -> Optional:
-    """Mark a rule in a map of overrides: its key may match nothing, and nobody is told.
+    """Mark a rule in a map of overrides as optional: its key may match nothing.
 
-    A key that matches no op is named in a warning when the scope ends, and in `assert_fired()`. In
-    a map that is made for many models it may be right that a key finds nothing. (An
-    `assert_fired("Relu6")` asks for it all the same.)
+    regrad warns when a scope ends and a key has matched no op, and `assert_fired()` raises. If a
+    map is for many models, it may be correct that a key matches nothing. (An explicit
+    `assert_fired("Relu6")` still checks the key.)
 
     Args:
-        rule: What a map takes: a function, or the name of a rule or op type.
+        rule: Any rule that a map takes: a function, or the name of a rule or op type.
 
     Returns:
         A value for the map, in `gradient_override_map` as in `regrad.torch` and `regrad.jax`.
 
     Raises:
-        Nothing. A rule that does not fit its op type is refused by the map.
+        Nothing. The map raises for a rule that does not fit its op type.
 
     >>> import regrad as rg
     >>> from regrad.rules import guided_relu, optional
@@ -55,7 +55,7 @@ def optional(rule: Any) -> Optional:
 
 
 def unmarked(rules: Mapping[Any, Any]) -> tuple[dict[Any, Any], list[Any]]:
-    """Return a map with bare rules, and the keys whose rules were marked as optional."""
+    """Return a map with plain rules, and the keys whose rules were marked as optional."""
     marked = [key for key in rules if isinstance(rules[key], Optional)]
     bare = dict(rules)
     for key in marked:
@@ -64,55 +64,55 @@ def unmarked(rules: Mapping[Any, Any]) -> tuple[dict[Any, Any], list[Any]]:
 
 
 def check_order(api: str, order: Any) -> int | None:
-    """Return up to which order rules hold: 1, or None for every order; raise for anything else."""
+    """Return the highest order at which rules apply: 1, or None for all; raise for other values."""
     if order is None or (type(order) is int and order == 1):
         return order
     raise ArgumentError(
-        f"{api}: order is None (the rules hold at every order) or 1 (they give the first "
-        "derivative, and derivatives of that gradient take the ops' own), "
+        f"{api}: order is None (the rules apply at every order) or 1 (they define the first "
+        "derivative, and derivatives of that gradient use the ops' own), "
         f"got {order!r:.60}"
     )
 
 
 def refuse_once(name: str, overrides: Mapping[Any, Any] | None) -> None:
-    """Refuse rules for the first derivative alone where another library differentiates."""
+    """Raise for rules for the first derivative alone where another library differentiates."""
     if any(binding.once for binding in (overrides or {}).values()):
         raise GradientError(
-            f"{name}: an override with order=1 is in force, and which derivative is the first is "
-            "known to the library that calls the function alone. Let the rules hold at every order "
+            f"{name}: an override with order=1 is active, but only the library that calls the "
+            "function can identify the first derivative. Let the rules apply at every order "
             "(order=None), or differentiate with regrad's functions."
         )
 
 
 class Scope(Block, Report[B]):
-    """Rules that are in force within a block, and tell what they did."""
+    """Rules that are active within a block, with a report of their effects."""
 
     closes_over: tuple[str, ...] = ("_rules",)
 
     _rules: Mapping[Any, Any]
     _marked: Sequence[Any] = ()  # the keys that may match nothing
-    _level = 3  # how far up the stack a warning's line is: that of the `with`
-    _around: BaseException | None = None  # what was being handled when the scope was entered
-    _idle: weakref.ref[Any] | None = None  # until code is put under the rules
+    _level = 3  # the stack level of a warning's line: the `with` statement
+    _around: BaseException | None = None  # the exception that was being handled on entry
+    _idle: weakref.ref[Any] | None = None  # warns if the scope is never used
 
     def _note_entry(self) -> None:
-        """Note where the scope is entered: the first of its steps."""
+        """Record where the scope is entered. This is its first step."""
         self._idle = None
         self._opener = find_opener()
         self._around = sys.exc_info()[1]
 
     def _warn_unless_entered(self) -> None:
-        """Warn if the scope dies as it is: a call as a statement looks like a setting.
+        """Warn if the scope is freed before it is entered: its call may look like a setting.
 
-        A weak reference does it, since `__del__` would run for every scope, and a Ctrl-C that came
-        meanwhile would be lost. This one is gone when the scope is entered, and in garbage that
-        Python collects at some later line.
+        This uses a weak reference. A `__del__` would run for every scope, and would lose a Ctrl-C
+        that came meanwhile. The reference is cleared when the scope is entered. It does not call
+        back if Python collects it as garbage together with the scope.
         """
         name, where = self._name, find_caller()
 
         def warn(_: object) -> None:
             if not sys.is_finalizing():
-                message = f"{name} was not entered, so no rule is in force: write `with {name}(…):`"
+                message = f"{name} was not entered, so no rule applies: write `with {name}(…):`"
                 message += f". The scope was made at {where}"
                 warnings.warn(message, UnusedOverrideWarning, stacklevel=2)
 
@@ -120,11 +120,11 @@ class Scope(Block, Report[B]):
 
     @property
     def _failed(self) -> bool:
-        """True if the block that is being left raises."""
+        """True if the block that is being exited raises."""
         return sys.exc_info()[1] is not self._around
 
     def _warn_unless_hit(self) -> None:
-        """Warn of entries that matched nothing in the block, unless that raises."""
+        """Warn of entries that matched nothing in the block, unless the block raises."""
         idle = self._unmatched()
         if not idle or self._failed:
             return
@@ -136,18 +136,18 @@ class Scope(Block, Report[B]):
         self._warn_of_idle(idle, why, self._level)
 
     def _hint(self) -> str:
-        """Say what to look at if nothing matched."""
+        """Return what to check if nothing matched."""
         raise NotImplementedError
 
     def _fresh(self, rules: Any) -> Self:
-        """A scope like this one, not entered, with these rules."""
+        """Return a scope like this one, not entered, with these rules."""
         raise NotImplementedError
 
     def __call__(self, f: F) -> F:
-        """Decorate a function: each call runs in a scope of its own, and its hits count here."""
+        """Decorate a function: each call runs in its own scope, and its hits count here."""
         self._idle = None
         check_decorated("gradient_override_map", f)
-        rules = self._rules  # in a cell of its own, where jit sees that a rule has changed
+        rules = self._rules  # a variable of the closure, so that jit detects a changed rule
 
         @wraps(f)
         def scoped(*args: Any, **options: Any) -> Any:
@@ -158,10 +158,10 @@ class Scope(Block, Report[B]):
                 self._collect(scope)
                 return f(*args, **options)
 
-        return scoped  # pyright: ignore[reportReturnType] (of the same signature)
+        return scoped  # pyright: ignore[reportReturnType] (it has the same signature)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        """A scope that is not open, with the same rules, whose hits stay as they are now."""
+        """Return a scope that is not open, with the same rules and a copy of the current hits."""
         made = copy.copy(self)
         made._bindings = {key: copy.copy(binding) for key, binding in self._bindings.items()}
         for binding in made._bindings.values():
@@ -169,7 +169,7 @@ class Scope(Block, Report[B]):
         return made
 
     def __reduce__(self) -> Any:
-        """Return the rules, and their reports in the place of their bindings."""
+        """Return the rules, with reports in place of their bindings."""
         state = {**self.__getstate__(), "_bindings": reported(self._bindings)}
         return object.__new__, (type(self),), state
 
@@ -194,15 +194,15 @@ class Scope(Block, Report[B]):
 
 
 def left_out_of_turn() -> ArgumentError:
-    """Return the error of a scope that is left while one that was entered later is open."""
+    """Return the error for a scope that is exited while a scope entered later is open."""
     return ArgumentError(
-        "a gradient_override_map scope was left out of turn: scopes must nest, in one thread and "
-        "task. Do not hold one open across a yield; open it where it is used."
+        "a gradient_override_map scope was exited out of order: scopes must nest, in one thread "
+        "and task. Do not hold a scope open across a yield; open it where it is used."
     )
 
 
 def check_decorated(name: str, f: object) -> None:
-    """Refuse what does not run while it is called."""
+    """Raise for an object that does not run while it is called."""
     if isinstance(f, type):
         what = f"the class {f.__name__}. Decorate its methods."
     elif inspect.isgeneratorfunction(f) or inspect.isasyncgenfunction(f):

@@ -26,14 +26,14 @@ Axis = int | tuple[int, ...] | None
 Shape = int | tuple[int, ...]
 
 
-LARGEST = 2**48  # elements that a Tensor can have: XLA ends the process at sizes beyond 64 bits
+LARGEST = 2**48  # the most elements of a Tensor: XLA ends the process at sizes beyond 64 bits
 
 
 INTS = frozenset({int})
 
 
 def as_ints(values: int | Sequence[int], what: str = "a shape") -> tuple[Any, ...]:
-    """Integers (or sizes that only the run of a graph can tell) from one or a sequence of them."""
+    """Return integers (or sizes of a graph) from one integer or a sequence."""
     if type(values) is tuple and INTS.issuperset(map(type, values)):
         return values
     # a Tensor or an array of rank 0 is one integer
@@ -41,17 +41,17 @@ def as_ints(values: int | Sequence[int], what: str = "a shape") -> tuple[Any, ..
     try:
         given: Any = (values,) if alone else values
         return tuple([n if isinstance(n, dims.OPEN) else index(n) for n in given])
-    except RegradError:  # a traced number says what to do
+    except RegradError:  # a traced number has its own message
         raise
-    except Exception:  # a TypeError mostly, and NumPy's MaskError is an Exception
+    except Exception:  # usually a TypeError, but NumPy's MaskError is a plain Exception
         raise ArgumentError(
             f"expected {what}, an integer or a sequence of integers, got {brief(values)}"
         ) from None
 
 
 def as_shape(shape: int | Sequence[int], *, rest: bool = False) -> tuple[int, ...]:
-    """A shape from an int or a sequence of ints; with `rest` a size may be -1, for what remains."""
-    if type(shape) is int and 0 <= shape <= LARGEST:  # as most shapes are
+    """Return a shape from an int or a sequence. With `rest` one size may be -1, to be inferred."""
+    if type(shape) is int and 0 <= shape <= LARGEST:  # the most frequent case
         return (shape,)
     if isinstance(shape, dims.UnknownRank):
         return shape  # pyright: ignore[reportReturnType]
@@ -76,7 +76,7 @@ def _is_possible(sizes: Sequence[Dim | int], least: int) -> bool:
 
 
 def as_count(n: Any, what: str) -> Any:
-    """A number of things that are to be made: 0 or more."""
+    """Return a count of things to create: 0 or more."""
     if isinstance(n, dims.OPEN):
         return n
     try:
@@ -91,7 +91,7 @@ def as_count(n: Any, what: str) -> Any:
 
 
 def normalized_axes(axis: Axis, ndim: int, what: str = "axis") -> tuple[int, ...]:
-    """The axes as a sorted tuple of non-negative ints; None means all."""
+    """Return the axes as a sorted tuple of non-negative ints; None means all."""
     if axis is None:
         return tuple(range(ndim))
     given = axis if isinstance(axis, tuple | list) else (axis,)
@@ -102,7 +102,7 @@ def normalized_axes(axis: Axis, ndim: int, what: str = "axis") -> tuple[int, ...
 
 
 def normalized_axis(axis: int, ndim: int, what: str = "axis") -> int:
-    """One axis as a non-negative int."""
+    """Return one axis as a non-negative int."""
     try:
         axis = int(axis)
     except RegradError:
@@ -115,7 +115,7 @@ def normalized_axis(axis: int, ndim: int, what: str = "axis") -> int:
 
 
 def spread_axes(small: tuple[int, ...], large: tuple[int, ...]) -> tuple[int, ...]:
-    """The axes of `large` along which `small` is repeated when it is broadcast to it."""
+    """Return the axes of `large` along which broadcasting repeats `small`."""
     new = len(large) - len(small)
     stretched = [
         new + i for i, (s, n) in enumerate(zip(small, large[new:], strict=True)) if s == 1 != n
@@ -151,12 +151,12 @@ def broadcast_shapes(*shapes: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _common_size(sizes: Sequence[Dim | int]) -> Any:
-    """The size to which sizes broadcast; UnknownShapeError if only the run can tell."""
+    """Return the size to which sizes broadcast; UnknownShapeError if only the run can decide."""
     found: Any = 1
     for n in sizes:
         if isinstance(n, int) and n == 1:
             continue
-        if (isinstance(found, int) and found == 1) or found == n:  # (a Dim may ask here)
+        if (isinstance(found, int) and found == 1) or found == n:  # (a Dim may raise here)
             found = n
         else:
             raise ValueError
@@ -164,7 +164,7 @@ def _common_size(sizes: Sequence[Dim | int]) -> Any:
 
 
 def part_sizes(sections_or_sizes: int | tuple[int, ...] | list[int], n: int) -> tuple[int, ...]:
-    """The sizes of the parts of an axis of size n."""
+    """Return the sizes of the parts of an axis of size n."""
     if not isinstance(sections_or_sizes, tuple | list):
         count = index(sections_or_sizes)
         if count > 0 and isinstance(n, dims.OPEN):
@@ -188,14 +188,14 @@ def part_sizes(sections_or_sizes: int | tuple[int, ...] | list[int], n: int) -> 
 
 
 def shifted_shape(shape: Sequence[int], block: int, count: int, to: int) -> tuple[int, ...]:
-    """`shape` with the `count` entries from `block` on taken out and put back at `to`."""
+    """Return `shape` with the `count` entries from `block` on moved to `to`."""
     rest = [*shape[:block], *shape[block + count :]]
     return (*rest[:to], *shape[block : block + count], *rest[to:])
 
 
-# -- windows: what a slice selects of an axis ----------------------------------------------------
-# (first, count, step). Unlike a slice, a window is hashable, needs no length to be understood
-# and says how many elements it selects.
+# -- windows: the elements of an axis that a slice selects ---------------------------------------
+# (first, count, step). Unlike a slice, a window is hashable, does not depend on a length,
+# and has the number of selected elements.
 
 Window = tuple[int, int, int]
 
@@ -216,7 +216,7 @@ def window(entry: slice, length: int) -> Window:
 
 
 def _symbolic_window(entry: slice, length: Any) -> Any:
-    """The window where sizes are another library's symbols: `slice.indices`, by comparisons.
+    """Return the window for another library's symbolic sizes, as `slice.indices` computes it.
 
     The library raises where a comparison has no answer for all sizes.
     """
@@ -236,7 +236,7 @@ def _symbolic_window(entry: slice, length: Any) -> Any:
 
 
 def _window_in_run(entry: slice, length: Dim | int) -> Any:
-    """The window where only the run can tell the length of the axis, or a bound."""
+    """Return the window where the length of the axis, or a bound, is known only in the run."""
     step = 1 if entry.step is None else index(entry.step)
     given = {"start": entry.start, "stop": entry.stop, "length": length}
     open_ends = {name: value for name, value in given.items() if isinstance(value, dims.Dim)}
@@ -253,17 +253,17 @@ def _window_in_run(entry: slice, length: Dim | int) -> Any:
 
 
 def ascending(entry: Window) -> Window:
-    """The same elements, first to last."""
+    """Return the window of the same elements, first to last."""
     first, count, step = entry
     return entry if step > 0 else (first + (count - 1) * step, count, -step)
 
 
 def as_slice(entry: Window) -> slice:
-    """An ascending window as a slice."""
+    """Return an ascending window as a slice."""
     first, count, step = entry
     return slice(first, first + count * step, step)
 
 
 def flipped(windows: Sequence[Window]) -> tuple[int, ...]:
-    """The axes along which windows run backwards."""
+    """Return the axes along which windows run backwards."""
     return tuple(i for i, (_, _, step) in enumerate(windows) if step < 0)

@@ -1,4 +1,4 @@
-"""Where arrays lie: on one device, or spread over a mesh of devices by JAX."""
+"""The placement of arrays: on one device, or sharded over a mesh of devices by JAX."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ ndarray = np.ndarray
 AUTO = (
     "regrad leaves the layout of results to XLA, so the mesh must have axes of the type Auto: "
     "jax.make_mesh(shape, names, axis_types=(jax.sharding.AxisType.Auto,) * len(names)); "
-    "Explicit, the default of jax.make_mesh, wants an out_sharding from each op"
+    "Explicit, the default of jax.make_mesh, requires an out_sharding from each op"
 )
 
 
 def layout(array: Array) -> Any:
-    """Return how an array lies on a mesh, as JAX's NamedSharding; None if it lies on no mesh."""
+    """Return how an array is sharded over a mesh, as JAX's NamedSharding; None if it is not."""
     if type(array) is ndarray:
         return None
     sharding = getattr(array, "sharding", None)  # (traced arrays have none)
@@ -33,7 +33,7 @@ def layout(array: Array) -> Any:
 
 @lru_cache(maxsize=1024)
 def _plainest(sharding: Any) -> Any:
-    """Return the shortest name of a layout: XLA returns P("model") for P("model", None)."""
+    """Return the shortest form of a sharding: XLA returns P("model") for P("model", None)."""
     import jax.core
 
     sizes = sharding.mesh.shape
@@ -47,7 +47,7 @@ def _plainest(sharding: Any) -> Any:
 
 
 def resolve(device: Any, array: Array) -> Any:
-    """Return a device as users write it with an array: to torch, a name means its own devices."""
+    """Return a device as users write it. For a torch array, a name means a torch device."""
     if not isinstance(device, str) or backend_of(array).name != "torch":
         return device
     try:
@@ -57,11 +57,11 @@ def resolve(device: Any, array: Array) -> Any:
 
 
 def place(array: Array, device: Any) -> Any:
-    """An array on a device, in the library of the device: "cpu" is NumPy's."""
+    """Return an array on a device, in the library of the device: "cpu" means NumPy."""
     torch, jax = sys.modules.get("torch"), sys.modules.get("jax")
     backend = backend_of(array)
     if isinstance(device, str) and device == "cpu":
-        # (a compiled function runs where its inputs lie)
+        # (a compiled function runs on the device of its inputs)
         return array if is_traced(array) else backend.to_numpy(array)
     if torch and isinstance(device, torch.device):
         own = array if backend.name == "torch" else torch.from_numpy(backend.to_numpy(array).copy())
@@ -79,7 +79,7 @@ def _unknown(device: object) -> DeviceError:
 
 
 def put(x: Tensor, sharding: Any, what: str) -> Any:
-    """The array of a Tensor, laid out anew; inside a compiled function, a constraint on it."""
+    """Return a Tensor's array in another layout; inside a compiled function, with a constraint."""
     jax = needed("jax", "jax", what)
 
     if not isinstance(sharding, jax.Device | jax.sharding.Sharding):
@@ -94,11 +94,11 @@ def put(x: Tensor, sharding: Any, what: str) -> Any:
     traced = isinstance(array, jax.core.Tracer)
     if traced and not isinstance(sharding, jax.sharding.Sharding):
         raise DeviceError(
-            f"{what}: a compiled function runs on the devices of its inputs; inside, only a "
-            f"Sharding over these can be asked for, not {sharding}."
+            f"{what}: a compiled function runs on the devices of its inputs, so inside of it only "
+            f"a Sharding over these devices is possible, not {sharding}."
         )
     try:
-        # (device_put inside a compiled function is nothing to XLA)
+        # (XLA ignores device_put inside a compiled function)
         place = jax.lax.with_sharding_constraint if traced else jax.device_put
         return place(array, sharding)
     except ValueError as error:
@@ -107,21 +107,21 @@ def put(x: Tensor, sharding: Any, what: str) -> Any:
         if "not the same on each process" not in str(error):
             raise
         raise DeviceError(
-            f"{what} of {x.dtype} {x.shape}: the values differ between the processes. Give all the "
-            "same, or make one array of their parts, "
+            f"{what} of {x.dtype} {x.shape}: the values differ between the processes. Pass the "
+            "same values in all processes, or make one array of their parts, "
             "jax.make_array_from_process_local_data(sharding, part)."
         ) from None
 
 
 def moved(x: Tensor, sharding: Any, what: str) -> Tensor:
-    """The same Tensor to all tapes, with its array laid out anew."""
+    """Return a Tensor that is the same to all tapes, with its array in another layout."""
     y = Tensor()
     y._data, y._id = put(x, sharding, what), x._id
     return y
 
 
 def kept_in_place(new: Tensor, before: Tensor) -> Tensor:
-    """A new value where the one before lay on a mesh: laid out as that was."""
+    """Return a new value with the layout of the previous one, if that was sharded over a mesh."""
     sharding = layout(before._data)
     if sharding is None or sharding == layout(new._data):
         return new
@@ -129,7 +129,7 @@ def kept_in_place(new: Tensor, before: Tensor) -> Tensor:
 
 
 def trouble(error: Exception, xs: Sequence[Tensor], names: Sequence[str] = ()) -> str | None:
-    """Return the message, in regrad's words, for an error of JAX's about the places of Tensors."""
+    """Return regrad's message for an error of JAX about the devices of Tensors, or None."""
     if type(error).__name__ == "ShardingTypeError":
         return f"{AUTO}. JAX says: {error}"
     if "incompatible devices" not in str(error):
@@ -137,13 +137,13 @@ def trouble(error: Exception, xs: Sequence[Tensor], names: Sequence[str] = ()) -
     names = names or [f"{x.dtype} {x.shape}" for x in xs]
     places = "; ".join(f"{name} on {_where(x)}" for name, x in zip(names, xs, strict=True))
     return (
-        f"the inputs lie on different devices: {places}. Place all on one mesh: "
+        f"the inputs lie on different devices: {places}. Place all of them on one mesh: "
         "rg.device_put(x, sharding), and v.place(sharding) for Variables"
     )
 
 
 def _where(x: Tensor) -> str:
-    """The devices of a Tensor."""
+    """Return the devices of a Tensor, for a message."""
     sharding = getattr(x._data, "sharding", None)
     if sharding is None:
         return "no device (NumPy)"
@@ -156,12 +156,12 @@ def _where(x: Tensor) -> str:
 
 
 def searches_nan(jax: ModuleType) -> bool:
-    """Return whether JAX looks for NaN or infinities, and runs a program again that made one."""
+    """Return whether JAX checks for NaN or infinities, and then runs a program again."""
     return jax.config.jax_debug_nans or jax.config.jax_debug_infs
 
 
 def to_jax(data: Array) -> Any:
-    """An array of NumPy or JAX as JAX's."""
+    """Return a NumPy or JAX array as a JAX array."""
     if type(data) is ndarray:
         return JAX.from_numpy(data)
     if hasattr(data, "detach"):
@@ -173,6 +173,6 @@ def to_jax(data: Array) -> Any:
 
 
 def to_jax_as(data: Array, dtype: DTypeLike) -> Any:
-    """An array as JAX's, in a dtype."""
+    """Return an array as a JAX array of a dtype."""
     data = to_jax(data)
     return data if data.dtype == dtype else data.astype(dtype)

@@ -1,4 +1,4 @@
-"""Calls that do not fit what is called: refused, with what to write instead."""
+"""Errors for calls that do not fit a function's signature, with the call to write instead."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def helpful(name: str) -> Callable[[F], F]:
-    """Give a function that messages call `name` an answer to whatever it cannot take."""
+    """Return a decorator: the function, `name` in messages, then raises errors with hints."""
     return lambda function: wraps(function)(answering(function, name))  # pyright: ignore[reportReturnType]
 
 
 def public(function: F) -> F:
-    """Return a function whose errors name it, its arguments and what to write instead.
+    """Return a function whose errors name it, its arguments and the call to write instead.
 
     Args:
         function: A function of the library or of an extension, made of ops.
 
     Raises:
-        ArgumentError: (when called) the arguments are not those of its signature.
+        ArgumentError: (when called) the arguments do not fit its signature.
 
     >>> from regrad.extend import public
     >>> @public
@@ -43,10 +43,10 @@ def public(function: F) -> F:
 
 
 def keywords(f: Callable[..., Any]) -> Sequence[str]:
-    """The names of the parameters to which keywords bind, in order; none where f is not a function.
+    """Return the names of a function's keyword parameters, in order; empty for other callables.
 
-    The signature that a decorated function shows is the signature of the original, and the
-    decorator may see the order of the keywords that it is given. So only code counts.
+    A decorated function shows the signature of the original, but the decorator may depend on the
+    order in which it gets its keywords. So only the code counts.
     """
     while (inner := f.func if isinstance(f, partial) else getattr(f, "__func__", None)) is not None:
         f = inner
@@ -57,7 +57,7 @@ def keywords(f: Callable[..., Any]) -> Sequence[str]:
 
 
 def answer_in(module: ModuleType, texts: Texts = TENSORS) -> None:
-    """Make all functions of a module `public`, with what is said of arguments there."""
+    """Make all functions of a module `public`, with these texts about their arguments."""
     for name, value in list(vars(module).items()):
         if type(value) is FunctionType and name[0] != "_" and not hasattr(value, "__wrapped__"):
             known = ANSWERING.get((name, value))
@@ -71,7 +71,7 @@ ANSWERING: dict[tuple[str, FunctionType], Callable[..., Any]] = {}
 
 
 def answering(function: Callable[..., Any], name: str) -> Callable[..., Any]:
-    """As `helpful`, for functions that are made at each call and need no docstring."""
+    """Like `helpful`, for functions that are made at each call and need no docstring."""
 
     def call(*args: Any, **options: Any) -> Any:
         try:
@@ -93,10 +93,10 @@ def answered(
     options: Mapping[str, Any],
     name: str = "",
 ) -> Exception:
-    """An error of a call as the caller is to see it.
+    """Return an error of a call in the form for the caller.
 
-    What the caller's own code raised stays as it is, and so does what another function of the
-    library is told: only the one that the user has called speaks.
+    Errors of the caller's own code stay unchanged, as do errors of calls between functions of the
+    library: only the function that the user has called changes an error.
     """
     caller = sys._getframe(2).f_globals.get("__name__", "")
     if caller.startswith("regrad.") and caller not in PASSING_ON:
@@ -109,7 +109,7 @@ def answered(
     return refusal(error, name, given(function, args, options))
 
 
-PASSING_ON = ("regrad.ops.methods", "regrad.core.made")  # what the user wrote
+PASSING_ON = ("regrad.ops.methods", "regrad.core.made")  # their callers are the user's code
 OWN = {
     "regrad", "numpy", "scipy", "jax", "jaxlib", "torch", "optree", "opt_einsum", "ml_dtypes",
     "array_api_compat", "safetensors", *sys.stdlib_module_names,
@@ -117,7 +117,7 @@ OWN = {
 
 
 def is_of_caller(error: Exception) -> bool:
-    """Return whether an error passed through code that is not ours nor a dependency's."""
+    """Return whether an error passed through code of neither regrad nor its dependencies."""
     frame = error.__traceback__
     while frame is not None:
         module = frame.tb_frame.f_globals.get("__name__", "regrad")
@@ -130,7 +130,7 @@ def is_of_caller(error: Exception) -> bool:
 def given(
     function: Callable[..., Any], args: Sequence[Any], options: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """The arguments of a call by the names of their parameters."""
+    """Return the arguments of a call by the names of their parameters."""
     try:
         bound = inspect.signature(function).bind(*args, **options)
     except (TypeError, ValueError):
@@ -141,7 +141,7 @@ def given(
 def check_call(
     function: Callable[..., Any], name: str, args: Sequence[Any], options: Mapping[str, Any]
 ) -> None:
-    """Refuse arguments that a function of ours does not take."""
+    """Raise ArgumentError for arguments that a function of regrad does not take."""
     fault = misfit(function, args, options)
     if fault is None:
         return
@@ -162,18 +162,18 @@ def check_call(
 def misfit(
     function: Callable[..., Any], args: Sequence[Any], options: Mapping[str, Any]
 ) -> str | None:
-    """Why a function cannot take these arguments; None if it can, or if nobody can tell."""
+    """Return why a function cannot take these arguments; None if it can, or if this is unknown."""
     try:
         inspect.signature(function, follow_wrapped=False).bind(*args, **options)
     except TypeError as error:
         return str(error)
-    except ValueError:  # a builtin that does not say what it takes
+    except ValueError:  # a builtin without a signature
         pass
     return None
 
 
 def declared(function: object) -> list[inspect.Parameter] | None:
-    """Return the parameters of a function; None if it does not say what it takes."""
+    """Return the parameters of a function; None if it has no signature."""
     try:
         return [*inspect.signature(function).parameters.values()]  # pyright: ignore
     except (TypeError, ValueError):  # not a function, or a builtin
@@ -185,7 +185,7 @@ def named(
 ) -> list[tuple[str, Any]]:
     """Return the arguments of a call with their names, keywords in the order of the function.
 
-    Arguments in `*args` have names by place (`args1`). Unknown keywords come last.
+    Arguments in `*args` have names by position (`args1`). Unknown keywords come last.
     """
     parameters = inspect.signature(f).parameters
     places = [n for n, p in parameters.items() if p.kind <= p.POSITIONAL_OR_KEYWORD]
@@ -196,10 +196,11 @@ def named(
 
 
 def plain_code(function: object) -> CodeType | None:
-    """Return the code of a function that says itself what it takes.
+    """Return the code of a plain function, whose code has its real signature.
 
-    None for other callables, and where a decorator has another signature shown (`__wrapped__`,
-    `__signature__`): `inspect.signature` knows about these, and takes fifty times as long.
+    Return None for other callables, and for a function that shows another signature
+    (`__wrapped__`, `__signature__`). `inspect.signature` handles these, and takes fifty times as
+    long.
     """
     if type(function) is not FunctionType or hasattr(function, "__wrapped__"):
         return None
@@ -211,7 +212,7 @@ def parameters_of(function: Callable[..., Any]) -> str:
     try:
         found = inspect.signature(function)
     except ValueError:
-        return "what it does not say"
+        return "unknown parameters"
     plain = [p.replace(annotation=p.empty) for p in found.parameters.values()]
     return str(inspect.Signature(plain))
 
@@ -219,7 +220,7 @@ def parameters_of(function: Callable[..., Any]) -> str:
 def check_passed(
     f: Callable[..., Any], args: Sequence[Any], api: str, options: Mapping[str, Any] | None = None
 ) -> None:
-    """Refuse the f passed to a gradient function if it does not take what it is given."""
+    """Raise if the f passed to a gradient function does not fit the arguments of its call."""
     options = options or {}
     if misfit(f, args, options) is None:
         return

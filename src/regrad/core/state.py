@@ -1,13 +1,13 @@
-"""The open tapes and override scopes that are in force in the current thread and task.
+"""The open tapes and override scopes of the current thread and task.
 
-The state is an immutable value in a context variable, so a thread starts with none and
-an asyncio task with a copy. `LIVE` answers, without a context lookup, the question that
-the eager road asks at each op: is a tape or a scope open *anywhere*? It knows the states
-that exist; a state leaves it when the last context that knows it is gone, so the answer
-stays right for tasks that outlive the scope in which they were made.
+The state is an immutable value in a context variable, so a thread starts without a state and an
+asyncio task with a copy. `LIVE` shows without a context lookup whether a tape or a scope is open
+*anywhere*, which eager mode checks at each op. It holds the existing states. A state leaves `LIVE`
+when the last context that holds it is gone. So this also works for tasks that outlive the scope in
+which they were made.
 
-A thread starts without tapes, and what it computes is on none. `refuse_elsewhere` finds Tensors
-that a tape of another context watches: their gradient would be lost there.
+A thread starts without tapes, so no tape records its computations. `refuse_elsewhere` detects
+Tensors that a tape of another context watches, because their gradient would be lost there.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-Overrides: TypeAlias = Mapping[Any, Any] | None  # those of `core.overrides`: here, their keys
+Overrides: TypeAlias = Mapping[Any, Any] | None  # as in `core.overrides`, with keys only here
 
-LIVE: set[Any] = set()  # weak references to the states there are
+LIVE: set[Any] = set()  # weak references to all existing states
 
-# The tapes under which a function is running, in all contexts, and those of them that began while
-# another context had one. (They are dicts because `del` is not a call: a signal's handler may raise
-# after any call.)
+# The tapes under which a function is running, in all contexts; and the subset that began while
+# another context had a tape. (They are dicts because `del` is not a call: a signal handler may
+# raise after any call.)
 OPEN: dict[Tape, None] = {}
 BESIDE: dict[Tape, None] = {}
 
@@ -47,28 +47,29 @@ next_id: Callable[[], int] = itertools.count(1).__next__
 
 
 class Recorder(Protocol):
-    """Who is told of the plain ops of watched inputs: a tape, or the guard of a custom function."""
+    """Records the plain ops of watched inputs: a tape, or the guard of a custom function."""
 
     watched: set[int]
 
     def write_unary(self, op: Op, x: Tensor, y: Tensor) -> None:
-        """Take note of `y = op(x)`, where x is watched."""
+        """Record `y = op(x)`, where x is watched."""
 
     def write_binary(self, op: Op, a: Tensor, b: Tensor, y: Tensor) -> None:
-        """Take note of `y = op(a, b)`, where a or b is watched."""
+        """Record `y = op(a, b)`, where a or b is watched."""
 
 
 class State:
-    """The tapes that record (outermost first), the overrides in force, the guard, the region.
+    """The tapes that record (outermost first), the active overrides, the guard, the region.
 
-    The guard watches over what a custom function closes over; the region, of `regrad.transforms`,
-    knows what a compiled or repeated body takes from outside. In a gradient function, whose ops no
-    override concerns, the overrides for the functions that it differentiates are held back, under
-    keys of their own (see `held`).
-    `plain` says that all tapes admit any record and keep what the rules name.
-    Two words for the common cases: `tape` is the only tape, where nothing else is in force;
-    `recorder` is told of the ops whose inputs it watches, on the fast path. (It is the only tape,
-    or the guard that stands in its place; None sends all ops down the general path.)
+    The guard checks the closures of a custom function. The region, of `regrad.transforms`, tracks
+    the values that a compiled or repeated body takes from outside. Overrides do not apply to the
+    ops of a gradient function. The overrides for the functions that it differentiates are held
+    back, under their own keys (see `held`).
+
+    `plain` means that all tapes admit any record and keep the values that the rules name. Two
+    attributes serve the common cases. `tape` is the only tape, if nothing else is active.
+    `recorder` records the ops whose inputs it watches, on the fast path. (It is the only tape, or
+    the guard in its place. None sends all ops to the general path.)
     """
 
     __slots__ = (
@@ -85,8 +86,8 @@ class State:
         self.tapes: tuple[Tape, ...] = tapes
         self.overrides: Overrides = overrides
         self.guard: Any = guard
-        self.region: Any = region  # (Any: who makes a guard or region calls more of it than `core`)
-        self.left: tuple[State | None] | None = None  # of a scope left out of turn: what was before
+        self.region: Any = region  # (Any: later packages call more of a guard or region)
+        self.left: tuple[State | None] | None = None  # the state before, for an exit out of order
         self.tape: Tape | None = None
         self.recorder: Recorder | None = None
         if len(tapes) == 1:
@@ -97,18 +98,18 @@ class State:
                     self.tape = tapes[0]
         else:
             self.plain: bool = not tapes or all(tape.plain for tape in tapes)
-        # A state that only has a guard is needed no longer than the state around it, which is here.
-        # (`discard` runs when the state goes, without a step of Python in which a signal's handler
-        # could raise: what is raised in `__del__` is lost)
+        # A state that only has a guard lives no longer than its enclosing state, which is in LIVE.
+        # (`discard` runs when the state is freed, without a Python instruction at which a signal
+        # handler could raise. An exception in `__del__` would be lost.)
         if tapes or overrides is not None or region is not None:
             LIVE.add(weakref.ref(self, LIVE.discard))
 
     def taping(self, *tapes: Tape) -> State:
-        """The state for a function that is differentiated: more tapes, which are the innermost."""
+        """Return the state for a differentiated function: with more tapes, as the innermost."""
         return State((*self.tapes, *tapes), self.scopes, self.guard, self.region)
 
     def overriding(self, overrides: Overrides) -> State:
-        """The same state with other overrides."""
+        """Return the same state with other overrides."""
         return State(self.tapes, overrides, self.guard, self.region)
 
     @property
@@ -123,17 +124,17 @@ class State:
 
     @property
     def inspected(self) -> bool:
-        """True if a tape is to see every op: what else is one record then runs op by op.
+        """True if a tape has to record every op. Calls with one record then run op by op.
 
-        So it is where the tapes are to have different records of it (see `tape.put`).
+        This is also the case if the tapes need different records of an op (see `tape.put`).
         """
         if self.overrides and len(open_tapes(self)) > 1:
             return any(binding.once for binding in self.overrides.values())
         return not self.plain and any(tape.opens for tape in self.tapes)
 
 
-# Followers of the overrides in force in this thread: `regrad.jax`, since JAX keeps traces by these
-# messages. A follower returns two functions in C. The first sends the overrides, and the second
+# Followers of this thread's active overrides. `regrad.jax` is one, because JAX caches traces by
+# these messages. A follower returns two C functions. The first sends the overrides, and the second
 # sends the former message again.
 FOLLOWERS: list[Callable[[Overrides], tuple[CCall, CCall]]] = []
 
@@ -148,9 +149,9 @@ def telling(state: State | None) -> list[CCall]:
 
 
 def open_tapes(state: State) -> tuple[Tape, ...]:
-    """The tapes under which a function runs, the innermost last.
+    """Return the tapes under which a function runs, the innermost last.
 
-    A custom function suspends some of them, and they are open all the same.
+    The tapes that a custom function suspends are included, because they are still open.
     """
     tapes, guard = state.tapes, state.guard
     while guard is not None and not (tapes and tapes[-1] not in guard.tapes):
@@ -160,10 +161,10 @@ def open_tapes(state: State) -> tuple[Tape, ...]:
 
 @block
 def in_state(state: State | None) -> Generator[None]:
-    """Run a block under `state`, and put the former one back however the block ends.
+    """Run a block under `state`, and restore the former state however the block ends.
 
-    Each change is one call of `list`, of C functions in a `map`: no handler of a signal runs
-    between two of them.
+    Each change is one call of `list`, on C functions in a `map`. So no signal handler runs between
+    two of them.
     """
     before, followers = current(), len(FOLLOWERS)
     told: list[tuple[CCall, CCall]] = []
@@ -176,7 +177,7 @@ def in_state(state: State | None) -> Generator[None]:
         yield
     finally:
         list(end)
-        if len(FOLLOWERS) > followers:  # JAX was first used in the block, and knows its overrides
+        if len(FOLLOWERS) > followers:  # JAX was first used in the block, and has its overrides
             list(map(call, telling(before)))
 
 
@@ -184,9 +185,9 @@ HELD = "held"
 
 
 def held(overrides: Overrides) -> Overrides:
-    """Overrides for a gradient function that was made under them.
+    """Return overrides for a gradient function that was made under them.
 
-    They concern no op of its own, only the functions that it differentiates: no op is looked
+    They apply only to the functions that it differentiates, not to its own ops: no op is looked
     up under their keys.
     """
     return overrides and {(HELD, key): binding for key, binding in overrides.items()}
@@ -207,13 +208,13 @@ def is_held(key: object) -> bool:
 
 
 def masked() -> AbstractContextManager[None]:
-    """Run a block without overrides: what the library does for itself is not the user's op."""
+    """Run a block without overrides, as regrad's internal ops are not the user's ops."""
     state = current()
     return in_state(state if state is None or state.overrides is None else state.overriding(None))
 
 
 def watchers(tensor_id: int) -> list[Tape]:
-    """The open tapes of this context that watch the tensor with this id."""
+    """Return the open tapes of this context that watch the tensor with this id."""
     state = current()
     own = () if state is None else state.tapes
     found = [t for t in own if tensor_id in t.watched]
@@ -224,13 +225,13 @@ def watchers(tensor_id: int) -> list[Tape]:
 
 
 def note_beside(tape: Tape, before: State | None) -> None:
-    """Note that a tape was opened, in this state, while another context had one, if it was."""
+    """Record a tape that was opened, in this state, while another context had a tape."""
     if not OPEN.keys() <= {tape, *_own_tapes(before)}:
         BESIDE[tape] = None
 
 
 def elsewhere(tensor_id: int) -> list[Tape]:
-    """The open tapes of other contexts that watch the tensor with this id."""
+    """Return the open tapes of other contexts that watch the tensor with this id."""
     if tensor_id <= 0:
         return []
     others = {tape for tape in list(OPEN) if tensor_id in tape.watched}
@@ -238,7 +239,7 @@ def elsewhere(tensor_id: int) -> list[Tape]:
 
 
 def _own_tapes(state: State | None) -> Iterator[Tape]:
-    """The tapes of a context, those included that a custom function or a region suspends."""
+    """Yield the tapes of a context, also tapes that a custom function or a region suspends."""
     while state is not None:
         yield from state.tapes
         guard = state.guard
@@ -252,8 +253,8 @@ def refuse_elsewhere(op_type: str, xs: Iterable[Tensor]) -> None:
     """Raise GradientError if another context is differentiating an input of an op, or of a call."""
     if OPEN and any(elsewhere(x._id) for x in xs):
         raise GradientError(
-            f"{op_type}: another thread is differentiating an input of this call, whose gradient "
-            "and overrides would be lost here: a thread starts without them. Carry the context "
-            "over, with a copy for each call: pool.submit(contextvars.copy_context().run, f, x), "
-            "or hand over a constant, stop_gradient(x)."
+            f"{op_type}: another thread is differentiating an input of this call. Its gradient and "
+            "its overrides would be lost here, because a thread starts without them. Pass the "
+            "context on, with a copy for each call: pool.submit(contextvars.copy_context().run, f, "
+            "x), or pass a constant, stop_gradient(x)."
         )

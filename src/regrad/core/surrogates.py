@@ -1,4 +1,4 @@
-"""Values in a map of rules: gradients of other functions, parameters that learn, other values."""
+"""Values in a map of rules: gradients of other functions, rules with parameters, other values."""
 
 from __future__ import annotations
 
@@ -33,27 +33,27 @@ from regrad.errors import ArgumentError, RuleError, kind
 
 @helpful("vjp_of")
 def vjp_of(g: Callable[..., Any]) -> VjpOf:
-    """Return the gradient of another function, at the inputs of the op, as a rule.
+    """Return a rule that uses the gradient of another function, at the inputs of the op.
 
     Args:
-        g: The function. Its parameters name inputs and attributes of the op, as those of a rule
-            do; or they are, in order, the inputs. It returns what the op returns: one result, of
-            the same shape. It is written with regrad's functions, or with those of the library
-            in whose programs the rule is put in force.
+        g: The function. Its parameters name inputs and attributes of the op, like a rule's
+            parameters, or they are the inputs, in order. It returns one result of the shape of
+            the op's result. Write it with regrad's functions, or with the library in whose
+            programs the rule applies.
 
-    The value stays that of the op. An input that g does not take has no gradient. Derivatives of
-    higher order are those of g.
+    The value of the op is unchanged. An input that g does not take has no gradient. Derivatives of
+    higher order are the derivatives of g.
 
     Returns:
         A rule for `gradient_override_map` and `rg.jax.override`.
 
     Raises:
         ArgumentError: g is not a function.
-        RuleError: g asks for a name that the op does not have (where the rule is put in force), or
-            returns something else than a result like the op's.
+        RuleError: g takes a name that the op does not have (when the rule is applied), or its
+            result differs from the op's in kind or shape.
 
-    Source: the `BasicHook` of zennit (Anders et al., "Software for Dataset-wide XAI", 2021), of
-    which this is the part that differentiates.
+    Source: the `BasicHook` of zennit (Anders et al., "Software for Dataset-wide XAI", 2021).
+    `vjp_of` corresponds to the part that differentiates.
 
     >>> import regrad as rg
     >>> with rg.gradient_override_map({"Step": rg.rules.vjp_of(rg.nn.sigmoid)}):
@@ -66,7 +66,7 @@ def vjp_of(g: Callable[..., Any]) -> VjpOf:
 
 
 class VjpOf(MapRule):
-    """A rule that is the gradient of a function; see `vjp_of`."""
+    """A rule that is the gradient of a function. See `vjp_of`."""
 
     closes_over: tuple[str, ...] = ("g",)
     is_surrogate: bool = True
@@ -77,7 +77,7 @@ class VjpOf(MapRule):
         self.asks: list[str] = names_of(g)
 
     def bound_to(self, op: Op) -> Rule:
-        """The rule for an op, whose names g asks for."""
+        """Return the rule for an op, which has the names that g takes."""
         inputs = [i.name for i in op.inputs]
         asked, by_name = self._asked(op, inputs)
         moving = [n for n in inputs if n in asked]
@@ -91,7 +91,7 @@ class VjpOf(MapRule):
         rule.__signature__ = inspect.Signature(every)  # pyright: ignore
         rule.__name__, rule.__wrapped__ = self.__name__, self.g  # pyright: ignore
         bound: Any = bind(rule, op, self.__name__)
-        bound.function = self.g  # whose code says what it reads, and stands in messages
+        bound.function = self.g  # for the names that its code reads, and for messages
         if hasattr(bound, "functions"):
             bound.functions = dict.fromkeys(bound.functions, self.g)
         return bound
@@ -100,7 +100,7 @@ class VjpOf(MapRule):
         """Return the names that g takes, and whether it takes them by name."""
         try:
             found = inspect.signature(self.g).parameters.values()
-        except ValueError:  # of a function that is not written in Python
+        except ValueError:  # (a function that is not written in Python)
             return [*inputs], False
         known = op.names()
         needed = [p for p in found if p.default is p.empty and p.kind not in STARS]
@@ -128,11 +128,11 @@ class VjpOf(MapRule):
         if isinstance(y, list | tuple) or not hasattr(y, "shape"):
             raise RuleError(f"{self!r}: expected one result, like the op's, got {kind(y)}.")
         if isinstance(y, Tensor) and not isinstance(dy, Tensor):
-            raise TypeError("a function of Tensors was given arrays")  # and now gets Tensors
+            raise TypeError("a function of Tensors got arrays")  # the caller then passes Tensors
         if tuple(y.shape) != tuple(dy.shape):
             raise RuleError(
-                f"{self!r} returned the shape {tuple(y.shape)}, expected that of the op's result, "
-                f"{tuple(dy.shape)}."
+                f"{self!r} returned the shape {tuple(y.shape)}, expected the shape of the op's "
+                f"result, {tuple(dy.shape)}."
             )
         return y
 
@@ -146,42 +146,43 @@ class VjpOf(MapRule):
 
 @helpful("learns")
 def learns(rule: Any, /, **parameters: Any) -> Learns:
-    """Return a rule that has parameters, which get gradients of their own.
+    """Return a rule with parameters that get their own gradients.
 
     A rule that reads a parameter (a step size, a threshold, the slope of a surrogate) is a function
-    of it, and so is the gradient that it returns. But the op is not: the parameter learns nothing,
-    unless the rule says what its gradient is.
+    of the parameter, and so is the gradient that it returns. But the op does not depend on the
+    parameter. So the parameter gets a gradient only if the rule returns one.
 
     Args:
-        rule: The rule: a function that asks for the parameters by their names here, and returns,
-            after the gradients by the inputs, a dict of theirs: `(dx, {"step": dstep})`. Or a
-            `vjp_of(g)` whose g takes them: their gradients are those of g.
+        rule: A function that takes the parameters by the names used here. After the gradients of
+            the inputs it returns a dict with the gradients of the parameters:
+            `(dx, {"step": dstep})`. Or a `vjp_of(g)` whose g takes the parameters: their gradients
+            are the gradients of g.
         parameters: The parameters, by name: in regrad Variables or Tensors (in a graph, its
-            variables and tensors), in PyTorch tensors that require a gradient, in JAX arrays. There
-            they are arguments of the function that is differentiated, which makes the override.
+            variables and tensors), in PyTorch tensors that require a gradient, in JAX arrays. In
+            JAX they are arguments of the differentiated function, which has to call `override`.
 
-    The parameters are inputs of the op then, at every order, in checkpoints, loops and branches as
-    well. A value that `rg.replace` replaces may read them: its `forward` names them, too.
+    The parameters become inputs of the op, at every order, also in checkpoints, loops and branches.
+    If `rg.replace` replaces the op's value, its `forward` may name the parameters, too.
 
     Returns:
-        A rule for `gradient_override_map` (also that of `regrad.torch`) and `rg.jax.override`.
+        A rule for `gradient_override_map` (also in `regrad.torch`) and `rg.jax.override`.
 
     Raises:
-        ArgumentError: no parameter is given, or one is something else (where the rule is put in
-            force); the key is for whole calls (in regrad).
-        RuleError: the rule does not ask for a parameter, or does not return its gradient; the op
-            type returns several results (in regrad).
-        GradientError: a parameter is an integer; a `custom_grad` function around the op, whose
-            gradient is its own, closes over the parameter; the op is inside of something that
-            takes no further inputs (in JAX: `shard_map`, a linear solve).
-        PassedOverError: in PyTorch, the call of an `autograd.Function` goes by an `apply` that was
-            read before the scope was opened; torch.compile puts a function into its program
-            without asking the scope.
+        ArgumentError: there is no parameter, or one has the wrong type (when the rule is applied);
+            the key is for whole calls (in regrad).
+        RuleError: the rule does not take a parameter, or does not return its gradient; the op has
+            an input or attribute of the same name; the op type returns several results (in regrad).
+        GradientError: a parameter is an integer; a `custom_grad` function around the op, which has
+            its own gradient, closes over the parameter; the op is inside of a construct that takes
+            no further inputs (in JAX: `shard_map`, a linear solve).
+        PassedOverError: in PyTorch, the program calls an `autograd.Function` by an `apply` that it
+            read before the scope was opened; torch.compile adds a function to its program without
+            consulting the scope.
 
     Source: Esser et al., "Learned Step Size Quantization" (2020); Choi et al., "PACT: Parameterized
     Clipping Activation for Quantized Neural Networks" (2018).
 
-    The clip of PACT, whose value is that of `minimum(relu(x), alpha)`:
+    PACT's clipping function, with the value of `minimum(relu(x), alpha)`:
 
     >>> import regrad as rg
     >>> alpha = rg.Variable(2.0, name="alpha")
@@ -221,12 +222,12 @@ def learns(rule: Any, /, **parameters: Any) -> Learns:
     if not (callable(rule) and not isinstance(rule, type)) or isinstance(rule, Learns):
         raise ArgumentError(f"learns expected a rule, got {kind(rule)}")
     if not parameters:
-        raise ArgumentError("learns names no parameter. Write learns(rule, step=step)")
+        raise ArgumentError("learns needs a parameter. Write learns(rule, step=step)")
     return Learns(rule, parameters)
 
 
 class Learns(MapRule):
-    """A rule with parameters that have gradients; see `learns`."""
+    """A rule with parameters that have gradients. See `learns`."""
 
     closes_over: tuple[str, ...] = ("rule", "parameters")
 
@@ -237,18 +238,24 @@ class Learns(MapRule):
         self.asks: list[str] = asks_for(rule)
         if idle := [name for name in parameters if name not in self.asks]:
             raise RuleError(
-                f"learns: the rule {self.__name__!r} does not ask for its parameter {idle[0]!r}. "
+                f"learns: the rule {self.__name__!r} does not take its parameter {idle[0]!r}. "
                 f"Name it after dy: def rule(dy, x, {idle[0]})."
             )
 
     def check(self, may_learn: Callable[[Any], bool], expected: str) -> None:
-        """Raise for parameters that the library of the scope cannot learn."""
+        """Raise for parameters that are not trainable in the library of the scope."""
         for name, x in self.parameters.items():
             if not may_learn(x):
                 raise ArgumentError(f"learns: {name} expected {expected}, got {kind(x)}")
 
     def extended(self, op: Op) -> Op:
         """Return an op with the parameters as further inputs."""
+        known = [*[i.name for i in op.inputs], *op.attrs]
+        if taken := [name for name in self.parameters if name in known]:
+            raise RuleError(
+                f"learns: {op.type!r} has a {taken[0]!r} of its own, so the rule {self.__name__!r} "
+                f"cannot tell its parameter from it. Rename the parameter: my_{taken[0]}."
+            )
         inputs = [*op.inputs, *[Input(name, "one") for name in self.parameters]]
         made = Op(op.type, op.name, op.function, inputs, op.attrs, broadcasts=op.broadcasts)
         made.several, made.holomorphic, made.function = op.several, op.holomorphic, op.function
@@ -256,8 +263,8 @@ class Learns(MapRule):
         return made
 
     def bound_to(self, op: Op) -> Rule:
-        """The rule for an op of regrad's with the parameters as further inputs."""
-        self.check(lambda x: isinstance(x, Tensor | Readable), "a Variable or a Tensor of regrad's")
+        """Return the rule for an op of regrad with the parameters as further inputs."""
+        self.check(lambda x: isinstance(x, Tensor | Readable), "a Variable or a Tensor of regrad")
         return resolve(self.rule, self.extended(op))
 
     @property
@@ -270,12 +277,12 @@ class Learns(MapRule):
 
 
 class LearnsDerivative(Learns):
-    """The derivative of a function that replaces the value of an op, also by parameters."""
+    """The derivative of a function that replaces an op's value, also by its parameters."""
 
     def __init__(self, parameters: dict[str, Any]) -> None:
         self.rule = derivative
         self.parameters = parameters
-        self.asks: list[str] = []  # (the function names what it takes)
+        self.asks: list[str] = []  # (the names are in the function)
         self.__name__: str = ", ".join(parameters)
 
 
@@ -307,33 +314,33 @@ def replace(forward: Callable[..., Any], gradient: Any = None, **parameters: Any
     """Return a value for a map of rules that replaces the value of an op, and its gradient.
 
     Args:
-        forward: The function that is computed in the op's place. It names what it takes, as a rule
-            does after `dy`: the op's inputs (`x`; `a`, `b`; `x`, `w`, `bias`), attributes, shapes
-            and dtypes, the `site` of the call; and also `y`, the op's own value, and `forward`, the
-            op itself as a function of its inputs; and the parameters that the gradient
-            `rules.learns`. It must return the shape and dtype of the op's own result. It is written
+        forward: The function to compute in place of the op. Its parameters are names, like a
+            rule's parameters after `dy`: the op's inputs (`x`; `a`, `b`; `x`, `w`, `bias`),
+            attributes, shapes and dtypes, the `site` of the call, `y` (the op's own value),
+            `forward` (the op itself as a function of its inputs), and the parameters of a gradient
+            by `rules.learns`. It must return the shape and dtype of the op's own result. Write it
             with the library's functions, or with regrad's.
-        gradient: A rule in the usual sense, for which `y` is the replaced value, and `builtin` and
-            `forward` are of the function `forward`. None: the derivative of `forward`, as its
-            library differentiates it.
-        parameters: Parameters that `forward` names and that get gradients of their own, as in
-            `rules.learns`: `replace(f, step=step)` differentiates f by `step`, too. With a
-            `gradient` it is `replace(f, learns(gradient, step=step))`.
+        gradient: A rule as usual. Its `y` is the replaced value, and its `builtin` and `forward`
+            belong to the function `forward`. None: the derivative of `forward`, computed by its
+            library.
+        parameters: Parameters that `forward` names and that get their own gradients, as in
+            `rules.learns`: `replace(f, step=step)` also differentiates f with respect to `step`.
+            With a `gradient` it is `replace(f, learns(gradient, step=step))`.
 
     Returns:
-        A value for the map of a scope that says `values=True`: `gradient_override_map` (also that
-        of `regrad.torch`) and `regrad.jax.override`. Without it a map that replaces values is
-        refused.
+        A value for the map of a scope with `values=True`: `gradient_override_map` (also in
+        `regrad.torch`) and `regrad.jax.override`. Without `values=True`, the scope raises for a map
+        that replaces values.
 
     Raises:
-        ArgumentError: `forward` is not a function, or `gradient` no rule; a parameter is of another
-            library (where the map is put in force).
+        ArgumentError: `forward` is not a function, or `gradient` is not a rule; a parameter belongs
+            to another library (when the map is applied).
         RuleError: `forward` does not name a parameter.
 
-    The hits of such a rule are called `replace(…)` in reports. What the value cannot be delivered
-    to (calls with `out=`, views, ops that update buffers) is refused by name when it is called.
+    Reports show the hits of this rule as `replace(…)`. Some calls cannot take a replaced value
+    (calls with `out=`, views, ops that update buffers). They raise an error that names the call.
 
-    Source: quantisation-aware training, Jacob et al., "Quantization and Training of Neural Networks
+    Source: quantization-aware training, Jacob et al., "Quantization and Training of Neural Networks
     for Efficient Integer-Arithmetic-Only Inference" (2018).
 
     >>> import regrad as rg
@@ -347,7 +354,7 @@ def replace(forward: Callable[..., Any], gradient: Any = None, **parameters: Any
     >>> print(y.tolist(), da.tolist())
     0.5 [[1.0, 0.30000001192092896]]
 
-    A step size that learns, in PyTorch:
+    A trainable step size, in PyTorch:
 
     >>> import torch
     >>> import regrad.torch

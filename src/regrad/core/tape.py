@@ -1,7 +1,7 @@
-"""Records, the tapes that hold them, and how an op comes to be on a tape.
+"""Records, the tapes that hold them, and the code that writes ops to tapes.
 
-All records are made here: by a tape's `write_unary` and its kin for what the fast path runs, by
-`put` for any other op, and by `record_of` for a rule that is pulled through without a tape.
+All records are made here: by a tape's `write_unary` and similar methods for the fast path, by `put`
+for any other op, and by `record_of` for a rule that is pulled without a tape.
 """
 
 from __future__ import annotations
@@ -29,23 +29,23 @@ NO_ATTRS: Attrs = {}  # shared, never written to
 ONLY, SECOND, BOTH = frozenset({0}), frozenset({1}), frozenset({0, 1})
 REAL = (np.dtype(np.float32), np.dtype(np.float64))
 CUT = NoGradient()
-TIED = "_Tied"  # the op type of the record that ends a loop of Python's (`transforms.ties`)
+TIED = "_Tied"  # the op type of the record at the end of a Python loop (`transforms.ties`)
 
-# Where a parameter's tensors lie among the leaves: one index, several, or nowhere (None).
+# The positions of a parameter's tensors among the leaves: one index, several, or None.
 Place = int | tuple[int, ...] | None
 Layout: TypeAlias = tuple[Place, ...] | None  # None: each parameter has one tensor
-Spec: TypeAlias = tuple[Any, Any]  # a shape and a dtype, as the array has them
-Result: TypeAlias = Tensor | tuple[Tensor, ...]  # of an op: one output, or several
+Spec: TypeAlias = tuple[Any, Any]  # a shape and a dtype, as attributes of the array
+Result: TypeAlias = Tensor | tuple[Tensor, ...]  # the results of an op: one or several outputs
 
 _blank = object.__new__
 
 
 @dataclass(slots=True, eq=False, repr=False)
 class Record:
-    """One executed op: ids, shapes and dtypes, and just the values that its rule names.
+    """One executed op: ids, shapes and dtypes, and only the values that its rule names.
 
-    It never holds a Tensor that no rule asked for, so a chain of additions keeps nothing.
-    `inputs` are ids, `outputs` one id or (for several outputs) a tuple of them; `specs` are
+    A record holds no Tensor that its rule does not name. So a chain of additions keeps nothing.
+    `inputs` are ids. `outputs` is one id or (for several outputs) a tuple of them. `specs` are
     `(shape, dtype)` of the inputs.
     """
 
@@ -59,7 +59,7 @@ class Record:
     y: Any
 
     plain = True  # one output, and one tensor per parameter
-    own = None  # of another library's op: how that computes it, and its gradient
+    own = None  # for another library's op: an object that computes the op and its gradient
 
     @property
     def places(self) -> Sequence[Place]:
@@ -71,7 +71,7 @@ class Record:
         return leaves[parameter]
 
     def detail(self, parameter: int, which: int) -> Any:
-        """The shape (0) or dtype (1) of a parameter; a list of them for a sequence."""
+        """Return the shape (0) or dtype (1) of a parameter; a list of them for a sequence."""
         return self.specs[parameter][which]
 
     def replace(self, x: Tensor, other: Tensor) -> None:
@@ -83,21 +83,21 @@ class Record:
             self.y = other
 
     def view(self) -> OpView:
-        """Return the op as a rule in TensorFlow's form sees it."""
+        """Return the op as the argument of a rule in TensorFlow's form."""
         return OpView(self)
 
     def wanted(self, watched: set[int]) -> list[int]:
-        """The parameters through which a watched input is reached."""
+        """Return the parameters that have a watched input."""
         return [p for p, i in enumerate(self.inputs) if i in watched]
 
     def only(self, watched: set[int]) -> Self:
-        """Return the record with 0 for the ids of all inputs but the watched (see `needs`)."""
+        """Return the record with 0 as the id of every input that is not watched (see `needs`)."""
         made = copy(self)
         made.inputs = tuple([i if i in watched else 0 for i in self.inputs])
         return made
 
     def by_parameter(self, gradients: Sequence[Any]) -> Iterable[tuple[int, Any]]:
-        """One gradient per leaf, regrouped as `(parameter, gradient)`."""
+        """Regroup one gradient per leaf as `(parameter, gradient)`."""
         return enumerate(gradients)
 
 
@@ -107,7 +107,7 @@ class GroupedRecord(Record):
 
     layout: tuple[Place, ...]
     output_specs: Sequence[Spec] = ()
-    symbolic: Sequence[Tensor] | None = None  # the outputs, of a graph
+    symbolic: Sequence[Tensor] | None = None  # the outputs, in a graph
 
     plain = False
 
@@ -123,7 +123,7 @@ class GroupedRecord(Record):
         return [s[which] for s in spec] if isinstance(spec, list) else spec and spec[which]
 
     def unused(self, index: int) -> Any:
-        """The gradient that arrives at an output which nobody used: zeros."""
+        """Return the incoming gradient of an unused output: zeros."""
         if self.symbolic is not None:
             return OPS["ZerosLike"].function(self.symbolic[index])
         shape, dtype = self.output_specs[index]
@@ -145,7 +145,7 @@ class GroupedRecord(Record):
 
 
 class LoneRecord(Record):
-    """A record that is on no tape. `hit` is the counter of its op's line, if that is known.
+    """A record that is on no tape. `hit` is the counter of its op's line, if known.
 
     `pulled` holds the results of each `builtin` in the rule, by leaf.
     """
@@ -158,7 +158,7 @@ class LoneRecord(Record):
 
 
 class LoneGroupedRecord(GroupedRecord):
-    """The same of a grouped record."""
+    """A `LoneRecord` that is grouped."""
 
     __slots__ = ("hit", "own", "pulled")
 
@@ -168,7 +168,7 @@ class LoneGroupedRecord(GroupedRecord):
 
 
 def positions(place: Place) -> tuple[int, ...]:
-    """The leaves at a place."""
+    """Return the leaves at a place."""
     if isinstance(place, tuple):
         return place
     return () if place is None else (place,)
@@ -182,7 +182,7 @@ def placed(leaves: Sequence[Any], place: Place) -> Any:
 
 
 def leaves_of(given: Any, place: Place) -> Sequence[Any]:
-    """Return the leaves of what one parameter gets."""
+    """Return the leaves of the value that one parameter gets."""
     return given if isinstance(place, tuple) else () if place is None else (given,)
 
 
@@ -200,7 +200,7 @@ def record_of(
     hit: Hit | None = None,
     own: Any = None,
 ) -> Record:
-    """Return a record that is on no tape; a plain one, unless a layout or outputs are given."""
+    """Return a record that is on no tape. It is plain unless a layout or outputs are passed."""
     if layout is None and output_specs is None:
         record = LoneRecord(op, rule, attrs, inputs, specs, xs, outputs, y)
     else:
@@ -213,43 +213,43 @@ def record_of(
 
 
 def restored(n: int, rule: Any, y: Any, i: int, p: Any) -> Record:
-    """Return the record of which these are the columns, the last one first."""
+    """Return the record that has these columns, the last one first."""
     spec, xs = (p, ()) if type(p) is tuple else ((p.shape, p.dtype), (known(p, i),))
     y = None if y is None else known(y, n)
     return Record(rule.op, rule, NO_ATTRS, (i,), (spec,), xs, n, y)
 
 
 def made(entries: Iterator[Any]) -> Iterator[Record]:
-    """The records that stand in entries, which come newest first."""
+    """Yield the records of entries, which come newest first."""
     for entry in entries:
         yield restored(entry, *islice(entries, 4)) if type(entry) is int else entry
 
 
 class Tape:
-    """The records that lead from what is watched, oldest first."""
+    """The records that lead from the watched tensors, oldest first."""
 
     __slots__ = ("entries", "lost", "watched")
 
-    plain = True  # admits any record and keeps what the rules name
+    plain = True  # admits any record and keeps the values that the rules name
     keeps_all = False  # its records keep all inputs and outputs, for inspection
-    opens = False  # what else is one record (a compiled call, a checkpoint) runs op by op
-    levels = 1  # for how many open tapes it stands
+    opens = False  # runs calls with one record (a compiled call, a checkpoint) op by op
+    levels = 1  # the number of open tapes that it represents
 
     def __init__(self, watched: Iterable[int] = ()) -> None:
         self.watched: set[int] = set(watched)
-        self.entries: list[Any] = []  # records, or in their place their columns
-        self.lost: set[int] | None = None  # ids of what left a custom function by a Variable
+        self.entries: list[Any] = []  # records, or the columns of a record in its place
+        self.lost: set[int] | None = None  # ids of values that left a custom function by a Variable
 
     @property
     def records(self) -> list[Record]:
-        """The records, oldest first; those that are columns are made whole, and stay so."""
+        """The records, oldest first. Columns are converted to records, permanently."""
         entries = self.entries
         if int in map(type, entries):
             entries[:] = [*made(reversed(entries))][::-1]
         return entries
 
-    # An op of one input whose rule is `short` (the key) is written as columns, which the garbage
-    # collector does not follow: the array of the input, or its spec if the rule does not name
+    # An op of one input whose rule is `short` (the key) is stored as columns, which the garbage
+    # collector does not track: the array of the input, or its spec if the rule does not name
     # x; its id; the output's array, if the rule names y; the rule; the output's id (see
     # `restored`).
 
@@ -278,7 +278,7 @@ class Tape:
         wanted = (BOTH if i in watched else SECOND) if j in watched else ONLY
         kept, keeps_y = rule.plans.get(wanted) or rule.keeps(wanted)
         p, q = a._data, b._data
-        record = _blank(Record)  # not by its constructor: a second call, at every op that is taped
+        record = _blank(Record)  # not by its constructor, which would be a second call for each op
         record.op = op
         record.rule = rule
         record.attrs = NO_ATTRS
@@ -291,7 +291,7 @@ class Tape:
         self.entries.append(record)
 
     def write_call(self, op: Op, rule: Rule, xs: tuple[Tensor, ...], y: Tensor) -> None:
-        """Write the record of a call whose rule keeps for itself what it needs."""
+        """Write the record of a call whose rule itself keeps the values that it needs."""
         n = y._id
         self.watched.add(n)
         if rule.short is not None:
@@ -305,24 +305,24 @@ class Tape:
     def close(self) -> set[int]:
         """Watch nothing from now on (an asyncio task may still hold a copy of the state).
 
-        What was watched so far is returned, for the walk.
+        Return the ids that were watched so far, for the backward pass.
         """
         watched, self.watched = self.watched, set()
         return watched
 
     def admit(self, op: Op, rule: Rule, wanted: frozenset[int]) -> bool:
-        """Return whether to record an op; an error refuses one that this tape cannot do with."""
+        """Return whether to record an op. Raises for an op that this tape does not support."""
         return True
 
     def read_plainly(self) -> None:
-        """A watched tensor was read as a plain number (`float(x)`, `x.item()`, `bool(x)`)."""
+        """Called when a watched tensor is read as a number (`float(x)`, `x.item()`, `bool(x)`)."""
 
     def walks_back(self) -> bool:
-        """Return whether gradients will go back along the records; in forward mode they do not."""
+        """Return whether gradients go back along the records, unlike in forward mode."""
         return True
 
     def wants(self, variable: VariableLike) -> bool:
-        """Return whether reads of this Variable are watched (only `variable_grads` does)."""
+        """Return whether to watch reads of this Variable (only `variable_grads` does)."""
         return False
 
 
@@ -337,10 +337,10 @@ def record(
     layout: Layout = None,
     rule: Rule | None = None,
 ) -> Any:
-    """Put the op on each tape that watches one of its inputs, under the rule in force now.
+    """Put the op on each tape that watches one of its inputs, under the rule that is active now.
 
-    An op that is run again, by `regrad.transforms.replay`, brings the `rule` that was in force the
-    first time. The result is returned: that of another function, if the rule replaces values.
+    An op that runs again, by `regrad.transforms.replay`, passes the `rule` that was active the
+    first time. Returns the result, or another function's result if the rule replaces values.
     """
     state = current()
     if state is None:
@@ -361,7 +361,7 @@ def record(
 
 
 def rule_in_force(state: State, op: Op, xs: Sequence[Tensor], graph: object = None) -> Rule:
-    """The rule for an op that is being created (in a graph, or at once), which counts the hit."""
+    """Return the rule for a new op (in a graph, or eager), which counts the hit."""
     if state.guard is not None:
         state.guard.check(op, xs)
     if state.overrides is None:
@@ -372,21 +372,21 @@ def rule_in_force(state: State, op: Op, xs: Sequence[Tensor], graph: object = No
         own = state.overrides.get((graph, op.type))
     if own is not None and (binding is None or own.depth > binding.depth):
         binding, own = own, binding
-    for found in (binding, own):  # (one that holds in some places may not hold here)
+    for found in (binding, own):  # (a binding may be limited to other places)
         if found is not None and (rule := found.bind(op, xs)) is not None:
             return rule
     return op.rule
 
 
 def cuts(rule: Rule, attrs: Attrs, xs: Sequence[Tensor]) -> bool:
-    """Return whether no gradient passes an op under this rule."""
+    """Return whether no gradient passes through an op under this rule."""
     return not rule.watches or (rule.unless is not None and rule.unless(attrs, xs))
 
 
 def effective(op: Op, rule: Rule, specs: Sequence[Spec], y: Result) -> Rule:
-    """The rule itself, or for complex numbers the conjugated rule of a holomorphic op.
+    """Return the rule itself, or the conjugated rule of a holomorphic op for complex numbers.
 
-    Rules of an override are used as they are, except for those of other ops.
+    Rules of an override stay unchanged, except for own rules of other ops.
     """
     if not specs or specs[0][1] in REAL or not rule.watches:
         return rule
@@ -403,10 +403,10 @@ def put(
     y: Any,
     layout: Layout = None,
 ) -> None:
-    """Write one record, which all the tapes that watch share.
+    """Write one record, which all watching tapes share.
 
-    A rule for the first derivative alone is for the innermost tape that is open. The others, which
-    differentiate the gradient, record the op under its own.
+    A rule for the first derivative alone goes on the innermost open tape. The other tapes, which
+    differentiate the gradient, record the op under its own rule.
     """
     if not rule.once:
         _put(state, state.tapes, op, rule, xs, attrs, y, layout)
@@ -418,10 +418,10 @@ def put(
 
 
 def innermost(state: State, op: Op) -> list[Tape]:
-    """Return the innermost of the open tapes, if it records here, with what a region adds to it.
+    """Return the innermost open tape, with the inner tapes of a region, if it records here.
 
     Raises:
-        GradientError: it is that of a region, and stands for several.
+        GradientError: it belongs to a region and represents several tapes.
     """
     last = open_tapes(state)[-1:]
     if last and state.region is not None and last[0] in state.region.tapes:
@@ -429,10 +429,10 @@ def innermost(state: State, op: Op) -> list[Tape]:
     if any(tape.levels > 1 for tape in last):
         kind = "region" if state.region is None else state.region.kind
         raise GradientError(
-            f"order=1: {op.type!r} is created in the body of a {kind}, which is one "
-            "op to two gradients at once, one of the other, and its rule is for one of them. "
-            "Write the loop or the branch in Python, map over examples outside of the gradients, "
-            "or let the rules hold at every order (order=None)."
+            f"order=1: {op.type!r} is created in the body of a {kind}. Two nested gradients share "
+            "this one op, and the rule is only for the inner gradient. Write the loop or the "
+            "branch in Python, map over examples outside of the gradients, or let the rules apply "
+            "at every order (order=None)."
         )
     return [tape for tape in last if tape in state.tapes]
 
@@ -491,7 +491,7 @@ def _grouped(
     keeps_y: bool,
     layout: Layout,
 ) -> tuple[GroupedRecord, list[int]]:
-    """The record of an op with groups of inputs or several outputs, and the ids to watch."""
+    """Return the record of an op with groups of inputs or several outputs, and ids to watch."""
     layout = layout or tuple(range(len(xs)))
     several = isinstance(y, tuple)
     outputs = y if several else (y,)
@@ -502,8 +502,8 @@ def _grouped(
         layout, [(t._data.shape, t.dtype) for t in outputs],
         outputs if outputs and type(outputs[0]) is not Tensor else None,
     )  # fmt: skip
-    # of several outputs, those of integers have no gradient, unless a rule was put in force (in a
-    # graph: for an op before, too)
+    # Integer outputs, of several, have no gradient, unless an override applies (in a graph: also if
+    # one applied to an earlier op).
     carrying = [t._id for t in outputs if is_inexact(t.dtype) or getattr(t._data, "carries", False)]
     return entry, carrying if carrying and several and op.owns(rule) else list(ids_out)
 
@@ -513,7 +513,7 @@ def _is_complex(y: Result) -> bool:
 
 
 def _wanted(tapes: Sequence[Tape], ids: tuple[int, ...], layout: Layout) -> frozenset[int]:
-    """The parameters through which these tapes reach the op."""
+    """Return the parameters through which these tapes reach the op."""
     if len(ids) == 1 and layout is None:
         return ONLY
     leaves = [i for i, x in enumerate(ids) for tape in tapes if x in tape.watched]
@@ -525,7 +525,7 @@ def _wanted(tapes: Sequence[Tape], ids: tuple[int, ...], layout: Layout) -> froz
 
 
 def kept_of(xs: tuple[Tensor, ...], leaves: frozenset[int]) -> Sequence[Tensor | None]:
-    """The inputs without those that no rule asked for."""
+    """Return the inputs, with None in place of each input that no rule names."""
     if not leaves:
         return ()
     if len(leaves) == len(xs):

@@ -1,4 +1,4 @@
-"""The Tensor: an immutable value with an id. No mathematics; methods come from the ops."""
+"""The Tensor: an immutable value with an id. The ops define its methods."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from regrad.errors import ArgumentError, GradientError
 
 id_of: attrgetter[Any] = attrgetter("_id")
 API_VERSIONS = "2021.12", "2022.12", "2023.12", "2024.12"  # of the Array API standard
-OURS = -1  # the id of the library's own constants, which no tape and no region asks about
+OURS = -1  # the id of regrad's own constants, which tapes and regions ignore
 
 
 class Tensor:  # (regrad.ops.methods puts its methods here; type checkers read tensor.pyi)
-    """An n-dimensional array whose gradients are yours to define, to see and to check.
+    """An n-dimensional array whose gradients you can define, inspect and check.
 
     Make one with `tensor`, `asarray`, `zeros`, …. It holds an array of NumPy, JAX or PyTorch
     and never changes. Its methods have TensorFlow.js's names (`a.mul(b)`, `a.square()`),
@@ -35,7 +35,7 @@ class Tensor:  # (regrad.ops.methods puts its methods here; type checkers read t
     _data: Any
     _id: int
 
-    # -- what it is ------------------------------------------------------------------------
+    # -- properties ------------------------------------------------------------------------
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -44,7 +44,7 @@ class Tensor:  # (regrad.ops.methods puts its methods here; type checkers read t
 
     @property
     def dtype(self) -> np.dtype:
-        """The dtype, under NumPy's name for it in every library."""
+        """The dtype, as a NumPy dtype for every library."""
         return backends.BACKENDS[type(self._data)].dtype(self._data)
 
     @property
@@ -64,11 +64,11 @@ class Tensor:  # (regrad.ops.methods puts its methods here; type checkers read t
 
     @property
     def device(self) -> Any:
-        """Return where the data lies, as its library says it."""
+        """The device of the data, as its library reports it."""
         return getattr(self._data, "device", "cpu")
 
     def block_until_ready(self) -> Tensor:
-        """Wait until the values are there (JAX and CUDA compute while Python goes on).
+        """Wait until the values are computed (JAX and CUDA compute asynchronously).
 
         Returns the Tensor. `jax.block_until_ready` calls this; `regrad.block_until_ready` waits
         for containers.
@@ -76,25 +76,25 @@ class Tensor:  # (regrad.ops.methods puts its methods here; type checkers read t
         backends.BACKENDS[type(self._data)].wait(self._data)
         return self
 
-    # -- out to Python and to other libraries ----------------------------------------------
+    # -- conversion to Python and to other libraries ---------------------------------------
 
     @property
     def data(self) -> Any:
-        """The array underneath, in its own library (refused while being differentiated)."""
+        """The underlying array, in its own library. Raises while x is being differentiated."""
         self._leave("data")
         return read_only(self._data)
 
     def numpy(self) -> np.ndarray:
-        """A read-only NumPy view of the values, or a copy where a view is not possible.
+        """Return a read-only NumPy view of the values, or a copy where a view is not possible.
 
-        Raises GradientError while the tensor is being differentiated, because what is
-        computed from the array would be lost to the gradient.
+        Raises GradientError while the tensor is being differentiated, because computations on the
+        array would have no gradient.
         """
         self._leave("numpy()")
         return read_only(self._values())
 
     def item(self) -> Any:
-        """The only element, as a Python number."""
+        """Return the only element, as a Python number."""
         if self.size != 1:
             raise ArgumentError(
                 f"item() reads a single number; this Tensor has shape {self.shape}. tolist() reads "
@@ -103,11 +103,11 @@ class Tensor:  # (regrad.ops.methods puts its methods here; type checkers read t
         return self._plainly().item()
 
     def tolist(self) -> Any:
-        """The elements as (nested) Python lists."""
+        """Return the elements as (nested) Python lists."""
         return self._plainly().tolist()
 
     def _plainly(self) -> np.ndarray:
-        """The values, for a plain reading; a tape that must know is told."""
+        """Return the values, and notify the tapes of a plain reading."""
         if LIVE:
             for tape in watchers(self._id):
                 tape.read_plainly()
@@ -115,7 +115,7 @@ class Tensor:  # (regrad.ops.methods puts its methods here; type checkers read t
         return self._values()
 
     def _refuse_in_program(self) -> None:
-        """Raise TraceError where the values would be built into a program that outlives them."""
+        """Raise TraceError if the values would become a part of a program that outlives them."""
         state = current()
         if state is not None and state.region is not None:
             state.region.refuse_read(self)
@@ -130,8 +130,8 @@ class Tensor:  # (regrad.ops.methods puts its methods here; type checkers read t
         if self._id and watchers(self._id):
             raise GradientError(
                 f"{how} of a Tensor that is being differentiated ({self.dtype}, shape "
-                f"{self.shape}): what you compute from the array would have no gradient. Use "
-                f"regrad's own functions, or stop_gradient(x).{how} if that is meant."
+                f"{self.shape}): computations on the array would have no gradient. Use "
+                f"regrad's own functions, or stop_gradient(x).{how} if this is intended."
             )
 
     def __array__(self, dtype: np.dtype | None = None, copy: bool | None = None) -> np.ndarray:
@@ -151,8 +151,8 @@ class Tensor:  # (regrad.ops.methods puts its methods here; type checkers read t
     ) -> Any:
         """Export a copy of the values, or with `copy=False` the memory itself, read-only.
 
-        A consumer may write to what it gets (torch does, whatever the flag says), and a Tensor
-        never changes. Raises BufferError where memory cannot be exported read-only.
+        A consumer may write to the exported memory (torch does, regardless of the flag), and a
+        Tensor never changes. Raises BufferError if the memory cannot be exported as read-only.
         """
         self._leave("__dlpack__()")
         backend = backends.BACKENDS[type(self._data)]
@@ -184,7 +184,7 @@ class Tensor:  # (regrad.ops.methods puts its methods here; type checkers read t
 
     def __index__(self) -> int:
         if self.dtype.kind not in "iu":
-            raise ArgumentError(f"only an integer Tensor is an index, this one has {self.dtype}")
+            raise ArgumentError(f"only an integer Tensor is an index, but this one is {self.dtype}")
         return int(self.item())
 
     def __bool__(self) -> bool:
@@ -220,7 +220,7 @@ class Tensor:  # (regrad.ops.methods puts its methods here; type checkers read t
 
 
 def read_only(array: Array) -> Any:
-    """A view of a NumPy array that nobody can write to; other libraries' arrays as they are."""
+    """Return a read-only view of a NumPy array; other libraries' arrays are returned unchanged."""
     if isinstance(array, np.ndarray):
         array = array.view()
         array.flags.writeable = False
@@ -228,7 +228,7 @@ def read_only(array: Array) -> Any:
 
 
 def wrap(data: Array) -> Tensor:
-    """A Tensor around an array that nobody else will change."""
+    """Return a Tensor around an array that no other code will change."""
     y = Tensor()
     y._data = data
     y._id = next_id() if LIVE else 0
@@ -236,34 +236,34 @@ def wrap(data: Array) -> Tensor:
 
 
 def known(data: Array, i: int) -> Tensor:
-    """A Tensor around the array of one that had this id."""
+    """Return a Tensor around an array, with the id of the Tensor that had the array."""
     y = Tensor()
     y._data, y._id = data, i
     return y
 
 
 def twin(x: Tensor) -> Tensor:
-    """Another Tensor object that is the same to every tape."""
+    """Return another Tensor object that is the same to every tape."""
     y = type(x)()
     y._data, y._id = x._data, x._id
     return y
 
 
 class Readable:
-    """The base of what stands for a Tensor: ops read it where they are given one."""
+    """The base class of objects that represent a Tensor. Ops read the Tensor from them."""
 
     __slots__ = ()
 
     def _read(self) -> Tensor:
-        """Return the Tensor that it stands for now."""
+        """Return the current Tensor."""
         raise NotImplementedError
 
 
 class TensorView(Readable):
-    """The base of what shows a Tensor under another type, and may be returned for it."""
+    """The base class of objects that show a Tensor as another type. Functions may return them."""
 
     __slots__ = ()
 
 
-# What a function takes from the caller: a Tensor or Variable, an array, a number, a list of these.
+# An argument of a function: a Tensor or Variable, an array, a number, or a list of these.
 TensorLike: TypeAlias = Tensor | Any

@@ -1,8 +1,8 @@
-"""Tracebacks without the library's own frames: the reader sees their code and the message.
+"""Tracebacks without regrad's own frames: they show the user's code and the message.
 
-An error passes through many frames of ours on its way from a rule or a check to the caller. The
-function at the boundary, whose caller was not called by us in turn, takes them out. An error that
-says that something broke in here, and not in the caller's code, keeps every frame.
+An error passes through many of regrad's frames on its way from a rule or a check to the caller. The
+outermost function of regrad, which the user's code called, removes these frames. An error inside of
+regrad, which the user's code did not cause, keeps every frame.
 
 `REGRAD_TRACEBACKS=full` in the environment keeps all frames (after JAX's
 `JAX_TRACEBACK_FILTERING=off`).
@@ -18,12 +18,12 @@ from regrad.core.callers import PACKAGE
 from regrad.errors import RegradError
 
 SETTING = "REGRAD_TRACEBACKS"
-# Frames of these are taken out where they lie between two of ours.
+# Frames of these packages are removed if they lie between two of regrad's frames.
 BETWEEN = {"numpy", "jax", "jaxlib", "optree", "contextlib", "functools"}
 
 
 def fold(error: Exception) -> None:
-    """Take our frames out of the traceback of an error that is about to leave the library.
+    """Remove regrad's frames from the traceback of an error that is about to leave the library.
 
     Call it in the `except` block of a function that users call, before a bare `raise`.
     """
@@ -40,7 +40,7 @@ def fold(error: Exception) -> None:
 
 
 def _is_within() -> bool:
-    """Return whether the caller's code was itself called by ours: it is a rule, or a body."""
+    """Return whether regrad called the caller's code, which is then a rule or a body."""
     frame, outside = sys._getframe(2), False
     while frame is not None:
         ours = frame.f_code.co_filename.startswith(PACKAGE)

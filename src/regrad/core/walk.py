@@ -1,8 +1,8 @@
-"""The backward pass over records. One walk serves every mode; it does the dull work once.
+"""The backward pass over records. One implementation serves every mode.
 
-It visits records newest first, pulls the gradient that arrived through each record's rule,
-checks what the rule answered (number, kind, dtype, shape), sums it down to the input's
-shape for ops that declare that they broadcast, and adds where paths meet.
+It visits records newest first and passes the incoming gradient through each record's rule. It
+checks the rule's answer (number, kind, dtype, shape), sums it to the input's shape for ops
+that declare that they broadcast, and adds gradients where paths meet.
 """
 
 from __future__ import annotations
@@ -27,41 +27,41 @@ from regrad.core.tape import GroupedRecord, Record, positions, restored
 from regrad.core.tensor import OURS, Tensor, TensorLike, TensorView, known, wrap
 from regrad.errors import GradientError, RuleError, UnknownShapeError, kind
 
-# Gradients by id. None says that a path leads here, but a rule on it answered None.
+# Gradients by id. None means that a path leads here, but a rule on the path returned None.
 Grads = dict[int, Tensor | None]
 UNUSED: Any = object()
 END: Any = object()  # comes after the oldest record
 
-# What a tape holds, newest first: an iterable, or what `drain` returns.
+# The entries of a tape, newest first: an iterable, or the result of `drain`.
 Entries: TypeAlias = Iterable[Any] | Callable[[], Any]
 
 
 def drain(entries: list[Any]) -> Callable[[], Any]:
-    """Return a function that takes the newest record off a tape, each time that it is called."""
+    """Return a function that removes and returns the newest record of a tape at each call."""
     entries.insert(0, END)
     return entries.pop
 
 
 class Inspector(Protocol):
-    """Something that looks on while a walk runs."""
+    """Observes a backward pass."""
 
     def before(self, record: Record) -> None:
-        """The record's rule is about to run."""
+        """Called before the record's rule runs."""
 
     def __call__(self, record: Record, dy: Cotangent, leaf: int, dx: Tensor | None) -> None:
-        """Take `dx`, the gradient of a rule for an input, which fits."""
+        """Called with `dx`, a rule's gradient for an input, after its checks."""
 
 
 def walk(
     records: Entries, grads: Grads, watched: set[int], inspect: Inspector | None = None
 ) -> Grads:
-    """Carry the gradients in `grads` (by id) back through `records`, which come newest first.
+    """Propagate the gradients in `grads` (by id) back through `records`, which come newest first.
 
-    The gradients come back in the same dict, for what no record produced.
+    Returns the same dict, with the gradients of values that no record produced.
 
-    Ops that the rules create are recorded on the tapes that are open now, with overrides
-    masked, so that the result does not depend on the scope in which the walk runs.
-    `inspect` sees each record before its rule runs, and each gradient that the rule returns.
+    The open tapes record the ops that the rules create. Overrides do not apply to these ops, so
+    that the result does not depend on the scope in which the backward pass runs.
+    `inspect` gets each record before its rule runs, and each gradient that the rule returns.
     """
     state = current()
     if state is None or state.overrides is None:
@@ -79,7 +79,7 @@ def walk_from(
     watched: set[int],
     inspect: Inspector | None = None,
 ) -> Grads:
-    """The gradients of `sum(y * dy)` over all ys, given by id; one may stand among them twice."""
+    """Return the gradients of `sum(y * dy)` over all ys, given by id; an id may occur twice."""
     grads: Grads = {}
     for y, dy in zip(ys, dys, strict=True):
         if y in watched:
@@ -88,7 +88,7 @@ def walk_from(
     return walk(records, grads, watched, inspect)
 
 
-# a gradient may be infinite or NaN at a kink; that is not worth a warning
+# a gradient may be infinite or NaN at a kink, without a warning
 @np.errstate(all="ignore")  # (as a decorator it takes half the time that it takes as a block)
 def _walk(records: Entries, grads: Grads, watched: set[int], inspect: Inspector | None) -> None:
     add = OPS["AddV2"].function
@@ -121,7 +121,7 @@ def _walk(records: Entries, grads: Grads, watched: set[int], inspect: Inspector 
                     dx = pulls[leaf](record, dy)
                 except UnknownShapeError:
                     dx = leaf_gradients(record, dy, watched)[leaf]
-            elif (dx := found[leaf]) is UNUSED:  # a sparse rule: it leads to no used output
+            elif (dx := found[leaf]) is UNUSED:  # a sparse rule, for an output that nothing uses
                 if inspect is not None:
                     inspect(record, dy, leaf, None)
                 continue
@@ -141,7 +141,7 @@ def _walk(records: Entries, grads: Grads, watched: set[int], inspect: Inspector 
             if inspect is not None:
                 inspect(record, dy, leaf, dx)
             old = get(key)
-            if old is None:  # there is none yet, or none came through
+            if old is None:  # no gradient yet, or a path without one
                 grads[key] = dx
             elif dx is not None:
                 grads[key] = add(old, dx)
@@ -150,10 +150,10 @@ def _walk(records: Entries, grads: Grads, watched: set[int], inspect: Inspector 
 def _pull_columns(
     n: int, step: Callable[[], Any], grads: Grads, add: Callable[..., Tensor], inspect: object
 ) -> tuple[Record, Any] | None:
-    """Carry the gradient through an op of one input whose record is columns; `n` is the last.
+    """Propagate the gradient through a one-input op that is stored as columns; `n` is the last.
 
-    What is not usual is left to the walk: it gets the record, and the gradient that the rule has
-    returned, in a tuple (UNUSED, if the rule is still to be asked).
+    Unusual cases are left to the caller. It gets the record, and the gradient that the rule has
+    returned, in a tuple (or UNUSED if the rule has not run yet).
     """
     rule, y, key, p = step(), step(), step(), step()
     dx = UNUSED
@@ -162,7 +162,7 @@ def _pull_columns(
     if type(p) is tuple:
         x, (shape, dtype) = None, p
     else:
-        x = Tensor()  # (not by `known`: a second call, at every op)
+        x = Tensor()  # (not by `known`, which would be a second call for each op)
         x._data, x._id, shape, dtype = p, key, p.shape, p.dtype
     try:
         if dy is not None and inspect is None:
@@ -180,7 +180,7 @@ def _pull_columns(
 def leaf_gradients(record: Record, dy: Any, watched: set[int]) -> Any:
     """Return the gradients that the rule returns, by leaf.
 
-    A rule that asks for a size which only the run of the graph can tell, runs in the run.
+    If a rule needs a size that is known only in the run of a graph, the rule runs in that run.
     """
     if type(dy) is tuple:
         dy = Gradients(dy)
@@ -198,14 +198,14 @@ def leaf_gradients(record: Record, dy: Any, watched: set[int]) -> Any:
 
 
 def noted(error: Exception, rule: str) -> Exception:
-    """Return an error that a rule raised, with a note which rule it was; ours say so themselves."""
+    """Add a note that names the rule to an error of the rule. regrad's own errors have the name."""
     if not isinstance(error, RuleError | GradientError):
         error.add_note(f"in {rule}")
     return error
 
 
 def _deferral_of(record: Record, dy: Cotangent) -> Deferral | None:
-    """Who runs the rule in the run of the graph, if it is given tensors of one."""
+    """Return the deferral that runs the rule in the run of a graph, if it gets tensors of one."""
     dys = dy if isinstance(dy, tuple) else (dy,)
     ys = record.y if isinstance(record.y, tuple) else (record.y,)
     given = (x for x in (*dys, *record.xs, *ys) if isinstance(x, Tensor))
@@ -213,10 +213,11 @@ def _deferral_of(record: Record, dy: Cotangent) -> Deferral | None:
 
 
 def collect(record: Record, grads: Grads) -> Any:
-    """The gradient that arrives at a record: a Tensor, or a tuple for several outputs.
+    """Return the incoming gradient of a record: a Tensor, or a tuple for several outputs.
 
-    UNUSED if the output leads nowhere, None if it leads to y but no gradient came through. Of
-    several outputs, those without a gradient have zeros, or None if the rule is `sparse`.
+    It is UNUSED if the output leads nowhere, and None if it leads to y but no gradient came
+    through. For several outputs, an output without a gradient has zeros, or None if the rule is
+    `sparse`.
     """
     outputs = record.outputs
     if not isinstance(outputs, tuple):
@@ -234,7 +235,7 @@ def collect(record: Record, grads: Grads) -> Any:
 
 
 def open_groups(record: Record, pulled: Iterable[tuple[int, Any]]) -> Iterator[tuple[int, Any]]:
-    """Gradients by parameter, leaf by leaf; a sequence needs a list of the same length."""
+    """Yield the gradients of parameters, leaf by leaf. A sequence needs a list of its length."""
     assert isinstance(record, GroupedRecord)
     for parameter, dx in pulled:
         place = record.layout[parameter]
@@ -246,12 +247,12 @@ def open_groups(record: Record, pulled: Iterable[tuple[int, Any]]) -> Iterator[t
             yield from zip(place, dx, strict=True)
         else:
             got = f"{len(dx)} gradients" if isinstance(dx, list | tuple) else kind(dx)
-            expected = f"a list of as many as the input has: it is a sequence of {len(place)}."
+            expected = f"a list, one gradient per tensor: the input is a sequence of {len(place)}."
             raise _wrong(record, place[0], got, expected)
 
 
 def check_gradient(record: Record, leaf: int, dx: Any, dy: Cotangent) -> Tensor | None:
-    """The gradient, if it is a Tensor of the input's dtype and shape, or None; else an error."""
+    """Return the gradient if it has the input's dtype and shape, or None; raise otherwise."""
     if dx is NO_GRADIENT or (dx is None and _may_be_none(record, leaf)):
         return None
     if record.rule.whole and isinstance(dx, list | tuple) and len(dx) == 1:
@@ -267,7 +268,7 @@ def check_gradient(record: Record, leaf: int, dx: Any, dy: Cotangent) -> Tensor 
     if not isinstance(dx, Tensor):
         hint = "Return a Tensor, or rules.no_gradient(dy); make a constant with zeros_like(dy)."
         if callable(dx):
-            hint = "Was a function that makes rules given without its parentheses: triangle()?"
+            hint = "Was a function that makes rules passed without its parentheses: triangle()?"
         elif isinstance(dx, OpView):
             hint = "It was called in TensorFlow's form, (op, grad); name the first parameter dy."
         several = isinstance(dx, list | tuple)
@@ -284,20 +285,20 @@ def check_gradient(record: Record, leaf: int, dx: Any, dy: Cotangent) -> Tensor 
 
 
 def _may_be_none(record: Record, leaf: int) -> bool:
-    """Return whether None is an answer: of several inputs, for indices, or in another form."""
+    """Return whether None is allowed: for one of several inputs, for indices, in another form."""
     return not record.rule.answers or all(i.integers for i in record.op.inputs[leaf : leaf + 1])
 
 
 def wrong_dtype(dx: Tensor, dtype: DTypeLike) -> bool:
-    """Return whether a gradient's dtype is not its input's (an integer input takes any)."""
+    """Return whether a gradient has the wrong dtype (an integer input takes any dtype)."""
     dtype = numpy_dtype(dtype)
     return is_inexact(dtype) and dx.dtype != dtype
 
 
 def fit(record: Record, leaf: int, dx: Tensor, shape: Shape, dy: Any) -> Tensor:
-    """A gradient of another shape: summed down where the op broadcasts, an error elsewhere.
+    """Sum a gradient of another shape where the op broadcasts, and raise for other ops.
 
-    Where only the run of a graph can tell, the run sums, or checks.
+    If the shapes are known only in the run of a graph, the run sums or checks.
     """
     got = dx._data.shape
     certain = dims.same(got, shape) is not None
@@ -316,12 +317,12 @@ def fit(record: Record, leaf: int, dx: Tensor, shape: Shape, dy: Any) -> Tensor:
 
 
 def tuple_of(shape: Shape) -> Any:
-    """A shape as messages show it (torch has a class of its own)."""
+    """Return a shape in the form for messages (torch has its own class)."""
     return shape if isinstance(shape, dims.UnknownRank) else tuple(shape)
 
 
 def _was_spread(small: Shape, large: Shape, y: Shape) -> bool:
-    """Return whether `large` is `small` spread along the axes that the op itself broadcast."""
+    """Return whether `large` is `small` repeated along the axes that the op broadcast."""
     if len(small) > len(large):
         return False
     small = (1,) * (len(large) - len(small)) + tuple(small)
@@ -338,7 +339,7 @@ def _wrong(record: Record, leaf: int, got: str, expected: str) -> RuleError:
 
 
 def name_of(record: Record, leaf: int) -> str:
-    """The name of an input: `x`, or `xs[2]` in a sequence."""
+    """Return the name of an input: `x`, or `xs[2]` in a sequence."""
     own = record.rule.input_name(leaf)
     if own is not None:
         return own
@@ -353,14 +354,14 @@ def name_of(record: Record, leaf: int) -> str:
 
 
 def seed(y: Tensor, dy: TensorLike | None = None) -> Tensor:
-    """The first gradient: `dy` under y's dtype, or ones."""
+    """Return the first gradient: `dy` in y's dtype, or ones."""
     if dy is None:
         data = y._data
         if type(data) is np.ndarray and data.size <= SMALL:
             return _ones(data.shape, data.dtype)
         with masked():
             ones = OPS["OnesLike"].function(y)
-        return ones if type(ones) is not Tensor else alias_of(ones)  # y does not move it
+        return ones if type(ones) is not Tensor else alias_of(ones)  # (independent of y)
     return lift_as(dy, y.dtype)
 
 
@@ -369,7 +370,7 @@ SMALL = 64
 
 @lru_cache(maxsize=256)
 def _ones(shape: tuple[int, ...], dtype: np.dtype) -> Tensor:
-    """Ones, made once (Tensors do not change)."""
+    """Return ones, cached by shape and dtype (Tensors are immutable)."""
     ones = np.ones(shape, dtype)
     ones.flags.writeable = False
     shared = wrap(ones)

@@ -1,6 +1,6 @@
-"""Seeing gradients: what ran backward, where a NaN began, what differs, what is kept.
+"""Inspection of gradients: ops that ran backward, origins of NaNs, differences, memory.
 
-The records here (`GradientTrace`, `NonFinite`, …) hold numbers and names, and belong to no array
-library: regrad's own tools fill them, and so do those of `regrad.torch` and `regrad.jax`. No op is
-made here, and nothing here runs unless one of the tools is called.
+The records of this package (`GradientTrace`, `NonFinite`, …) hold numbers and names, and depend on
+no array library: regrad's own tools create them, and so do the tools of `regrad.torch` and
+`regrad.jax`. This package defines no ops, and none of its code runs unless a tool is called.
 """

@@ -1,6 +1,6 @@
-"""A check against differences, over what a library tells: its arrays, and how it differentiates.
+"""A check against finite differences, through an interface to a library and its derivatives.
 
-class Plain(Library):                       # NumPy, with pulls that somebody wrote
+class Plain(Library):                       # NumPy, with handwritten pulls
     def array(self, x): return x
     def like(self, arrays, xs): return list(arrays)
     def zeros(self, x): return np.zeros_like(x)
@@ -25,7 +25,7 @@ from regrad.errors import ArgumentError, kind
 from regrad.inspection.kinds import telling
 from regrad.inspection.numbers import wide
 
-# A function of a list of arrays that returns a list of them, all floats.
+# A function of a list of arrays that returns a list of arrays, all floats.
 Flat: TypeAlias = Callable[[Sequence[Any]], list[Any]]
 
 
@@ -33,24 +33,24 @@ def settings_of(
     args: Any, order: int, step: float | None, rtol: float | None, atol: float | None, seed: int,
     method: Method = "central",
 ) -> Settings:  # fmt: skip
-    """Return the settings of a check, whose arguments are a list, to an order from 1 on."""
+    """Return the settings of a check; raise unless args is a list and order is at least 1."""
     if not isinstance(args, list | tuple):
         raise ArgumentError(
-            f"check_gradients(f, args): args is a list, got {kind(args)}. Write "
+            f"check_gradients(f, args): args must be a list, got {kind(args)}. Write "
             "check_gradients(f, [x])."
         )
     if order < 1:
-        raise ArgumentError(f"check_gradients: order is 1 or more, got {order!r}")
+        raise ArgumentError(f"check_gradients: order must be 1 or more, got {order!r}")
     return Settings(method, step, 1e-6 if rtol is None else rtol, atol or 0.0, seed)
 
 
 class Library:
-    """A library of arrays: how it differentiates functions of lists of them.
+    """An array library: its conversions, and how it differentiates functions of lists of arrays.
 
     Attributes:
-        array: Gives an array of the library as one of NumPy's.
-        zeros: Gives zeros like an array.
-        unruled: Gives a block in which no rule of the user's concerns what is computed.
+        array: Returns an array of the library as a NumPy array.
+        zeros: Returns zeros like an array.
+        unruled: Returns a block in which the user's rules do not apply.
     """
 
     array: Callable[[Any], np.ndarray]
@@ -58,27 +58,27 @@ class Library:
     unruled: Callable[[], AbstractContextManager[Any]] = nullcontext
 
     def like(self, arrays: Arrays, xs: Sequence[Any]) -> list[Any]:
-        """Arrays of NumPy's as the library's, where xs are."""
+        """Return NumPy arrays as arrays of the library, on the devices of xs."""
         raise NotImplementedError
 
     def pull(self, f: Flat, xs: Sequence[Any]) -> tuple[list[Any], Callable[..., Sequence[Any]]]:
-        """The results of a function, and its pull: from the gradients that arrive to those by xs.
+        """Return a function's results, and its pull from incoming gradients to gradients by xs.
 
-        Gradients are in regrad's convention, and None where none came. The pull can be
-        differentiated itself.
+        Gradients follow regrad's convention, and are None where a gradient is missing. The pull can
+        be differentiated itself.
         """
         raise NotImplementedError
 
     def push(self, f: Flat, xs: Sequence[Any]) -> Callable[..., Sequence[Any]] | None:
-        """Forward mode: (xs, dxs) -> dys, None if the function has none."""
+        """Return the forward-mode function (xs, dxs) -> dys, or None if there is none."""
 
     def compiled(self, f: Flat) -> Flat:
-        """The function as it is best run many times."""
+        """Return the function in a form that runs many times efficiently."""
         return f
 
 
 def of_arrays(library: Library, f: Flat, xs: Sequence[Any], forward: bool = True) -> Function:
-    """A function of a library's arrays as one of NumPy's, with its gradients."""
+    """Return a function of a library's arrays as a function of NumPy arrays, with its gradients."""
     array, like, run = library.array, library.like, library.compiled(f)
 
     def values(arrays: Arrays) -> list[np.ndarray]:
@@ -103,10 +103,10 @@ def of_arrays(library: Library, f: Flat, xs: Sequence[Any], forward: bool = True
 def derived(
     library: Library, f: Flat, xs: Sequence[Any], dys: Arrays | None = None
 ) -> tuple[Flat, list[Any]]:
-    """The gradient of a function, as a function, and where it is taken.
+    """Return the gradient of a function, as a function, and the point at which it is evaluated.
 
-    It is the function (*xs, *scales) -> the gradients by xs, where scales * dys arrive, at scales
-    of 1. By default the dys are `weights`.
+    The function maps (*xs, *scales) to the gradients by xs for incoming gradients scales * dys,
+    evaluated at scales of 1. By default the dys are `weights`.
     """
     f, like = library.compiled(f), library.like
     ys = f(xs)
@@ -127,7 +127,7 @@ def checked(
     library: Library, f: Flat, xs: Sequence[Any], names: Sequence[str], order: int,
     settings: Settings, forward: bool = True,
 ) -> GradientReport:  # fmt: skip
-    """Compare the gradients of a function with differences, to an order."""
+    """Compare the gradients of a function with differences, up to an order."""
     arrays = [wide(library.array(x)) for x in xs]
     function = of_arrays(library, f, xs, forward)
     return check.report(function, arrays, order, names=names, settings=settings)
@@ -136,9 +136,9 @@ def checked(
 def wrong(
     library: Library, op: Any, order: int, settings: Settings, forward: bool = True
 ) -> list[Finding]:
-    """The inputs by which the rule of an op is wrong, for what it was given.
+    """Return the inputs by which the rule of an op is wrong, at the op's recorded arguments.
 
-    The op tells `xs`, `input_names` and its `title`, and runs `again(xs)`.
+    The op has `xs`, `input_names` and a `title`, and runs again by `again(xs)`.
     """
     report = checked(library, op.again, op.xs, op.input_names, order, settings, forward)
     function = of_arrays(library, op.again, op.xs, False)
@@ -148,7 +148,7 @@ def wrong(
 
 
 def explained(report: GradientReport, causes: Callable[[int], Iterable[Finding]]) -> GradientReport:
-    """A report with the rules that are wrong by themselves, one of each rule and input."""
+    """Return a report with the rules that are wrong by themselves: each rule and input once."""
     unique: dict[Any, Finding] = {}
     for cause in () if report.ok else causes(report.findings[0].order):
         unique.setdefault((cause.rule, cause.input, cause.order, cause.line), cause)
@@ -159,10 +159,10 @@ def by_order(
     library: Library, f: Flat, xs: Sequence[Any], order: int,
     found: Callable[[Flat, Sequence[Any], int], list[Finding]],
 ) -> list[Finding]:  # fmt: skip
-    """The rules on the way from xs to f(xs) that are wrong by themselves, at the first such order.
+    """Return the rules between xs and f(xs) that are wrong by themselves, at the first such order.
 
-    At order n the gradient of order n - 1 is made of ops too; so the ops that it runs are checked,
-    to as many orders as remain: `found(f, xs, orders)`.
+    At order n, the gradient of order n - 1 consists of ops as well. So the ops that it runs are
+    checked, to the remaining orders: `found(f, xs, orders)`.
     """
     for orders in range(order, 0, -1):
         if findings := found(f, xs, orders):
@@ -172,6 +172,6 @@ def by_order(
 
 
 def weights(shape: tuple[int, ...], dtype: Any = np.float64) -> np.ndarray:
-    """A gradient to arrive at an output: without symmetry."""
+    """Return an incoming gradient for an output, without symmetry."""
     count = int(np.prod(shape))
     return np.cos(1.0 + np.arange(count)).reshape(shape).astype(dtype)

@@ -1,4 +1,4 @@
-"""Two gradients of the same function side by side, as data: `GradientComparison`."""
+"""Two gradients of the same function, compared as data: `GradientComparison`."""
 
 from __future__ import annotations
 
@@ -17,34 +17,36 @@ from regrad.inspection.recorder import Leaf, Named, RunRecorder, Tool, located
 from regrad.inspection.traces import axes_of
 
 RowKind = Literal["argument", "parameter", "op"]
-OCTAVES = 3.0  # the ratio of norms at which a picture's colour is full: 8 and 1/8
-RTOL = 1e-4  # up to which two gradients count as one: float32, and sums in another order
+OCTAVES = 3.0  # log2 of the ratio of norms at which the colors of a picture saturate: 8 and 1/8
+RTOL = 1e-4  # tolerance for equal gradients: float32, and sums in another order
 
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """Two gradients by the same thing: an argument, a parameter, or an op's input in place.
+    """Two gradients by the same argument or parameter, or by the same input of an op in place.
 
-    In place means that both rules of an op were given the same gradient (`dy`), so that a
-    difference is the op's own, and not one that came from further on.
+    In place means that both rules of an op received the same gradient (`dy`), so that a difference
+    comes from the op itself, and not from another op.
 
     Attributes:
         kind: "argument", "parameter" or "op".
-        name: What was differentiated by: `args[0]`, `layer1.weight`; of an op, the input's name.
+        name: The name of the argument or parameter: `args[0]`, `layer1.weight`; for an op, the name
+            of the input.
         shape: The shape of both gradients.
         cosine: The cosine of the angle between them: 1 for the same direction, -1 for opposite
-            ones; NaN if one of them is zero or not finite.
-        ratio: The norm of the first, divided by that of the second; NaN if both are zero.
+            directions; NaN if one of them is zero or not finite.
+        ratio: The norm of the first gradient, divided by the norm of the second; NaN if both are
+            zero.
         signs: The share of elements whose signs agree (0 agrees with 0 only).
-        zeros: The share of zeros in the first.
-        other_zeros: The share of zeros in the second.
+        zeros: The share of zeros in the first gradient.
+        other_zeros: The share of zeros in the second gradient.
         gap: The norm of the difference, relative to the larger of both norms.
-        missing: "first" or "second" if there is no gradient there at all, "both", or "".
-        op_type: Of an op, its type.
-        rule: Of an op, the rule that is compared, with its place.
-        line: Of an op, the line of the user's code that ran it.
-        path: Of an op, the module or name scope.
-        declared: Whether the difference was declared to be meant: a surrogate.
+        missing: "first" or "second" if this gradient does not exist, "both" if neither does, or "".
+        op_type: For an op, its type.
+        rule: For an op, the rule that is compared, with its source location.
+        line: For an op, the line of the user's code that ran it.
+        path: For an op, the module or name scope.
+        declared: Whether the caller declared the difference as intended: a surrogate.
     """
 
     kind: RowKind
@@ -65,20 +67,20 @@ class Compared:
 
     @classmethod
     def of(cls, kind: RowKind, name: str, first: Any, second: Any, **about: str) -> Compared:
-        """Compare two arrays that NumPy can read; None is for no gradient.
+        """Compare two arrays that NumPy can read; None means no gradient.
 
         Args:
-            kind: What is compared.
-            name: What was differentiated by.
-            first: The gradient in question.
-            second: The one that it is compared with.
+            kind: The kind of the row: "argument", "parameter" or "op".
+            name: The name of the argument, parameter or input.
+            first: The gradient to examine.
+            second: The gradient to compare it with.
             **about: For an op, `op_type`, `rule`, `line` and `path`.
         """
         missing = "" if first is not None else "first"
         if second is None:
             missing = "both" if missing else "second"
         given = wide(np.zeros(()) if missing == "both" else second if first is None else first)
-        # (no gradient counts as one of zeros, and is never near to another one)
+        # (A missing gradient counts as zeros, and is never close to another one.)
         a, b = (np.zeros_like(given) if x is None else wide(x) for x in (first, second))
         if a.shape != b.shape:
             raise GradientError(
@@ -95,7 +97,7 @@ class Compared:
 
     @property
     def place(self) -> str:
-        """Return the words that say what the row is about, for a message."""
+        """Return the subject of the row as words, for a message."""
         if self.kind != "op":
             return f"the gradient by {self.name}"
         rule = f" ({self.rule})" if self.rule else ""
@@ -103,10 +105,14 @@ class Compared:
 
     @property
     def text(self) -> str:
-        """Return how the two differ, for a message."""
+        """Return how the two gradients differ, for a message."""
         if self.missing:
-            return "neither has one" if self.missing == "both" else f"the {self.missing} has none"
-        words = f"cosine {self.cosine:.4g}, norms' ratio {self.ratio:.4g}"
+            return (
+                "neither has one"
+                if self.missing == "both"
+                else (f"the {self.missing} gradient is missing")
+            )
+        words = f"cosine {self.cosine:.4g}, ratio of norms {self.ratio:.4g}"
         return f"{words}, signs agree in {self.signs:.1%}"
 
     def __str__(self) -> str:
@@ -114,15 +120,16 @@ class Compared:
 
 
 def _figures(a: np.ndarray, b: np.ndarray) -> tuple[float, float, float, float, float, float]:
-    """Cosine, ratio of norms, agreement of signs, zeros of both, and relative difference."""
+    """Return cosine, ratio of norms, agreement of signs, zeros of both, and relative difference."""
     if not a.size:
         return math.nan, math.nan, 1.0, 0.0, 0.0, 0.0
     with np.errstate(all="ignore"):
         top = max(np.abs(a).max(), np.abs(b).max())
-        scale = top if np.isfinite(top) and top > 0 else 1.0  # (squares must not overflow)
+        # (scaled so that squares do not overflow)
+        scale = top if np.isfinite(top) and top > 0 else 1.0
         a, b = a / scale, b / scale
         m, n = float(np.linalg.norm(a)), float(np.linalg.norm(b))
-        # rounding leaves 1.0000000000000002
+        # Rounding may leave 1.0000000000000002.
         cosine = min(1.0, max(-1.0, float(np.vdot(a, b).real) / m / n)) if m and n else math.nan
         ratio = m / n if n else (math.inf if m else math.nan)
         gap = float(np.linalg.norm(a - b)) / max(m, n) if m or n else 0.0
@@ -139,14 +146,14 @@ class GradientComparison:
     """Two gradients of the same function: by argument and parameter, and op by op in place.
 
     Attributes:
-        rows: Arguments and parameters first, then the ops whose rules are not the same, in the
-            order in which they ran backward.
-        names: What the two gradients are called, for headings.
-        rtol: The tolerance from which rows differ, relative to the larger of both norms.
+        rows: Arguments and parameters first, then the ops whose rules differ, in the order in which
+            they ran backward.
+        names: The names of the two gradients, for headings.
+        rtol: The tolerance above which rows differ, relative to the larger of both norms.
 
-    An op's difference is declared if its op type or its rule's name was given as a surrogate. A
-    difference by an argument or a parameter is then explained if at least one op differs, and all
-    that do are declared (but no rule explains that there is no gradient at all); it may also be
+    An op's difference is declared if its op type or its rule's name was passed as a surrogate. A
+    difference by an argument or a parameter is explained if at least one op differs and all ops
+    that differ are declared (except that no rule explains a missing gradient). It may also be
     declared by its own name.
     """
 
@@ -163,22 +170,22 @@ class GradientComparison:
         names: tuple[str, str] = ("first", "second"),
         rtol: float = RTOL,
     ) -> GradientComparison:
-        """Make a comparison, in which these op types, rules or names may differ.
+        """Create a comparison in which these op types, rules or names may differ.
 
         Args:
             rows: All rows.
-            surrogates: Op types (`"Relu"`), names of rules (without their places), or names of
+            surrogates: Op types (`"Relu"`), names of rules (without source locations), or names of
                 arguments and parameters.
-            names: What the two gradients are called.
+            names: The names of the two gradients.
             rtol: The tolerance.
 
         Raises:
-            GradientError: surrogates is not a list of strings.
+            GradientError: `surrogates` is not a list of strings.
         """
         if isinstance(surrogates, str) or not all(isinstance(s, str) for s in surrogates):
             raise GradientError(
-                "compare_gradients: surrogates is a list of op types or names of rules, as in "
-                f"surrogates=['Relu'], got {surrogates!r:.60}"
+                "compare_gradients: surrogates must be a list of op types or names of rules, as "
+                f"in surrogates=['Relu'], got {surrogates!r:.60}"
             )
         meant = frozenset(surrogates)
         marked = [replace(row, declared=_is_meant(row, meant)) for row in rows]
@@ -186,12 +193,12 @@ class GradientComparison:
 
     @property
     def differences(self) -> list[Compared]:
-        """The rows that differ, declared or not."""
+        """Return the rows that differ, declared or not."""
         return [row for row in self.rows if row.differs(self.rtol)]
 
     @property
     def undeclared(self) -> list[Compared]:
-        """The differences that nobody has declared, and that no declared one explains."""
+        """Return the differences that are neither declared nor explained by a declared one."""
         ops = [row for row in self.differences if row.kind == "op"]
         explained = bool(ops) and all(row.declared for row in ops)
         return [
@@ -202,11 +209,11 @@ class GradientComparison:
 
     @property
     def ok(self) -> bool:
-        """True if there is no difference but declared ones."""
+        """True if all differences are declared."""
         return not self.undeclared
 
     def worst(self) -> list[Compared]:
-        """The differences, undeclared ones first, then ops, then by the angle between the two."""
+        """Return the differences: undeclared ones first, then ops, then sorted by angle."""
         undeclared = list(map(id, self.undeclared))
         return sorted(
             self.differences,
@@ -214,18 +221,21 @@ class GradientComparison:
         )
 
     def assert_same(self) -> None:
-        """Raise GradientError if there is a difference that is not declared."""
+        """Raise GradientError if there is an undeclared difference."""
         if not self.ok:
             rows = "; ".join(map(str, [r for r in self.worst() if not r.declared][:3]))
             more = len(self.undeclared) - 3
             raise GradientError(
                 f"two gradients differ ({self.names[0]} and {self.names[1]}): {rows}"
                 + (f"; and {more} more" if more > 0 else "")
-                + ". If that is meant, declare it: surrogates=[…] takes op types and names of rules"
+                + (
+                    ". If this difference is intended, declare it: surrogates=[…] takes op types "
+                    "and names of rules"
+                )
             )
 
     def table(self) -> Table:
-        """The rows as a table: what, cosine, ratio of norms, signs, zeros, rule, line, module."""
+        """Return the rows as a table: subject, cosine, norms, signs, zeros, rule, line, module."""
         zeros = [f"zeros, {name}" for name in self.names]
         return Table(
             ("gradient by", "op", "cosine", "ratio", "signs", *zeros, "verdict", "rule",
@@ -234,17 +244,17 @@ class GradientComparison:
         )  # fmt: skip
 
     def plot(self, ax: Any = None) -> Any:
-        """Draw how the two agree, as heat strips, with matplotlib: a column for each row.
+        """Draw the agreement as heat strips, with matplotlib: one column per row.
 
         Args:
-            ax: The matplotlib Axes to draw into; by default new ones.
+            ax: The matplotlib Axes to draw into; by default, new Axes.
 
         Returns:
-            The Axes. The strips are the cosine between the two gradients (blue 1, red -1), the
-            ratio of their norms on a log scale (white where they are equal, full colour from a
-            factor of 8 on) and the share of elements with the same sign (blue all, red none). Grey
-            is undefined: a gradient is zero or missing. Names of columns are red where the
-            difference is not declared, and orange where it is.
+            The Axes. The strips show the cosine between the two gradients (blue 1, red -1), the
+            ratio of their norms on a log scale (white for equal norms, full color from a factor of
+            8 on) and the share of elements with the same sign (blue all, red none). Gray means
+            undefined: a gradient is zero or missing. Names of columns are red for undeclared and
+            orange for declared differences.
         """
         plt = needed("matplotlib.pyplot", "viz", "rg.plot")
         rows = self.rows
@@ -307,7 +317,7 @@ def _is_meant(row: Compared, meant: frozenset[str]) -> bool:
 
 
 def _angle(row: Compared) -> float:
-    """Return the number that rows are sorted by: the cosine, or less if there is none."""
+    """Return the number by which rows are sorted: the cosine, or less if it is undefined."""
     return -2.0 if math.isnan(row.cosine) else row.cosine
 
 
@@ -319,7 +329,7 @@ def _number(value: float) -> str:
 
 
 class InPlace(Tool):
-    """Compares each rule that is not the op's own with the op's true derivative."""
+    """Compares each rule that is not built in with the op's true derivative."""
 
     keeps: Literal["", "rules", "all"] = "rules"
     again = True
@@ -334,7 +344,7 @@ class InPlace(Tool):
             self.seen[op] = {name: held(dx) for name, dx in dxs}, [held(dy) for dy in dys]
 
     def rows(self) -> Iterator[Compared]:
-        """A row for each input of each op; both rules are given what arrived there."""
+        """Yield a row for each input of each op; both rules get the same incoming gradient."""
         array = self.recorder.array
         for op, (dxs, dys) in self.seen.items():
             about = {"op_type": op.op_type, "rule": op.rule, "line": op.line, "path": op.path}
@@ -351,11 +361,11 @@ def compared(
     rtol: float,
     of_other: Callable[[Any], RunRecorder],
 ) -> Callable[..., GradientComparison]:
-    """Return the function that runs a recorder, and compares its gradients with others."""
+    """Return the function that runs a recorder, and compares its gradients with other gradients."""
     if not (other is None or other in ("true", "differences") or callable(other)):
         raise ArgumentError(
-            "compare_gradients(f, other): other is a function, 'true', 'differences' or None, got "
-            f"{kind(other)}"
+            "compare_gradients(f, other): other must be a function, 'true', 'differences' or "
+            f"None, got {kind(other)}"
         )
 
     def compared(*args: Any, **options: Any) -> GradientComparison:
@@ -374,7 +384,7 @@ def compared(
         known = {(op.op_type, op.rule) for op in others.seen}
         others = [row for row in rows if (row.op_type, row.rule) not in known]
         rows = [*leaf_rows(recorder, first, second), *others]
-        # (`declare` refuses what is not a list of names)
+        # (`declare` raises unless it is a list of names.)
         is_text = isinstance(surrogates, str)
         meant = surrogates if is_text else recorder.meant(surrogates, tool.seen)
         return GradientComparison.declare(rows, meant, names=recorder.names(other), rtol=rtol)
@@ -385,7 +395,7 @@ def compared(
 def leaf_rows(
     recorder: RunRecorder, first: Sequence[Leaf], second: Sequence[Leaf]
 ) -> list[Compared]:
-    """A row for each array that one of the two was differentiated by."""
+    """Return a row for each leaf of either gradient."""
     array, leaves = recorder.array, {leaf.same: leaf for leaf in (*second, *first)}
     one, other = ({leaf.same: array(leaf.gradient) for leaf in each} for each in (first, second))
     keys = dict.fromkeys([*one, *other])

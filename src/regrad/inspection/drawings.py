@@ -1,7 +1,8 @@
-"""Pictures of functions: boxes in nested scopes, arrows, and how they become SVG or a page.
+"""Pictures of functions: boxes in nested scopes, with arrows, rendered as SVG or as a page.
 
-Whoever can tell ops from each other fills a `Drawing`: a graph of `regrad.v1`, a run of a regrad
-function, a PyTorch model, a JAX program. Scopes (modules, name scopes) collapse into one box each.
+Any code that can identify ops fills a `Drawing`, from a graph of `regrad.v1`, a run of a regrad
+function, a PyTorch model, or a JAX program. Each scope (module, name scope) can be collapsed into
+one box.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from regrad.inspection.recorder import SeenOp
 
 BoxKind = Literal["op", "override", "custom", "input", "variable", "constant", "scope"]
 DIRECTIONS = ("TB", "BT", "LR", "RL")
-MANY = 40  # boxes, up to which a picture opens scopes by itself
+MANY = 40  # maximum number of boxes for which a picture opens scopes by itself
 
 LOOK = {
     "node": 'shape=box, style="rounded,filled", fillcolor="#f5f7fa", color="#9aa5b1", '
@@ -43,7 +44,7 @@ KINDS: Mapping[str, str] = {
 
 
 class MissingProgramError(RegradError, ImportError):
-    """Something that is not installed."""
+    """Raised for a missing package or program."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,11 +52,11 @@ class Box:
     """One op, input or constant of a picture.
 
     Attributes:
-        name: What tells it from all others.
-        lines: What is written in it.
-        scope: The scopes that it lies in, outermost first.
-        kind: What it looks like.
-        details: What a click shows: rule, source, shapes, figures of a trace.
+        name: The unique name of the box.
+        lines: The text in the box.
+        scope: The scopes that contain it, outermost first.
+        kind: The style of the box.
+        details: Shown on a click: rule, source, shapes, figures of a trace.
     """
 
     name: str
@@ -67,7 +68,7 @@ class Box:
 
 @dataclass(frozen=True, slots=True)
 class Arrow:
-    """From one box to another; a dashed one is an order without data."""
+    """An arrow between two boxes; a dashed arrow is an ordering without data."""
 
     source: str
     target: str
@@ -79,7 +80,7 @@ class Arrow:
 class Drawing:
     """A picture of a function.
 
-    In a notebook it shows itself. `svg` is drawn by Graphviz, `html` is a page of its own that
+    A notebook displays it directly. `svg` is drawn by Graphviz; `html` is a separate page that
     zooms, searches and opens scopes.
     """
 
@@ -88,7 +89,7 @@ class Drawing:
     title: str = ""
 
     def collapsed(self, depth: int) -> Drawing:
-        """The picture with every scope deeper than `depth` as one box."""
+        """Return the picture with every scope deeper than `depth` as one box."""
         shown: dict[str, Box] = {}
         place: dict[str, str] = {}
         for box in self.boxes:
@@ -113,7 +114,7 @@ class Drawing:
         return Drawing(tuple(shown.values()), tuple(arrows.values()), self.title)
 
     def legible(self) -> Drawing:
-        """The picture with as many levels of scopes open as leave it legible."""
+        """Return the picture with as many levels of scopes open as stay legible."""
         deepest = max((len(box.scope) for box in self.boxes), default=0)
         best = self.collapsed(0)
         for depth in range(1, deepest + 1):
@@ -124,18 +125,18 @@ class Drawing:
         return best
 
     def dot(self, rankdir: str = "TB") -> str:
-        """The source of the picture for the program `dot`, all scopes open.
+        """Return the source of the picture for the program `dot`, with all scopes open.
 
         Args:
-            rankdir: Where arrows run: `"TB"` down, `"BT"` up, `"LR"` to the right, `"RL"` to the
-                left.
+            rankdir: The direction of arrows: `"TB"` down, `"BT"` up, `"LR"` to the right, `"RL"` to
+                the left.
 
         Raises:
-            ArgumentError: rankdir is none of these.
+            ArgumentError: `rankdir` is none of these.
         """
         if rankdir not in DIRECTIONS:
             raise ArgumentError(
-                f"to_dot: rankdir is one of {', '.join(DIRECTIONS)}, got {rankdir!r:.60}"
+                f"to_dot: rankdir must be one of {', '.join(DIRECTIONS)}, got {rankdir!r:.60}"
             )
         lines = [
             "digraph {",
@@ -151,30 +152,30 @@ class Drawing:
         self, path: str | os.PathLike[str] | None = None, *, depth: int | None = None,
         rankdir: str = "TB",
     ) -> str:  # fmt: skip
-        """The picture as SVG, drawn by Graphviz.
+        """Return the picture as SVG, drawn by Graphviz.
 
         Args:
-            path: A file to write, whole or not at all, if given.
-            depth: How many levels of scopes are open; by default as many as leave it legible.
-            rankdir: As for `dot`.
+            path: A file to write, atomically, or None.
+            depth: How many levels of scopes are open; by default, as many as stay legible.
+            rankdir: As in `dot`.
 
         Raises:
-            ImportError: the package `graphviz` or the program `dot` is missing; says what to
-                install.
+            ImportError: The package `graphviz` or the program `dot` is missing; the message has the
+                installation command.
         """
         shown = self.legible() if depth is None else self.collapsed(depth)
         return svg_of(shown.dot(rankdir), path)
 
     def html(self, path: str | os.PathLike[str] | None = None) -> str:
-        """The picture as one HTML page that needs nothing else.
+        """Return the picture as one self-contained HTML page.
 
-        It zooms (wheel), pans (drag), searches, opens and closes scopes (click on their titles),
-        and shows the details of a box on a click. `path` is a file to write, whole or not at all.
+        The page zooms (wheel), pans (drag), searches, opens and closes scopes (click on their
+        titles), and shows the details of a box on a click. `path` is a file to write, atomically.
         """
         boxes = [(b.name, b.lines, b.scope, b.kind, dict(b.details)) for b in self.boxes]
         arrows = [(a.source, a.target, a.label, a.dashed) for a in self.arrows]
         data = {"title": self.title, "boxes": boxes, "arrows": arrows}
-        # (a browser ends a script at the first "</", wherever it stands)
+        # (A browser ends a script at the first "</", even inside a string.)
         text = json.dumps(data, ensure_ascii=False).replace("</", "<\\/")
         page = _template().replace("/*DATA*/null", text)
         if path is not None:
@@ -188,7 +189,7 @@ class Drawing:
             return None
 
     def _clusters(self) -> Iterator[str]:
-        """The boxes, in boxes within boxes for their scopes."""
+        """Return the boxes, nested in boxes for their scopes."""
         scopes = {box.scope[:i] for box in self.boxes for i in range(1, len(box.scope) + 1)}
         tree: dict[tuple[str, ...], list[Box | tuple[str, ...]]] = {(): []}
         for scope in sorted(scopes):
@@ -200,7 +201,7 @@ class Drawing:
 
 
 def _inside(kind: BoxKind, more: BoxKind) -> BoxKind:
-    """The look of a closed scope: what stands out inside it stands out outside."""
+    """Return the style of a closed scope: highlighted boxes inside highlight the scope."""
     if "override" in (kind, more):
         return "override"
     return "custom" if "custom" in (kind, more) else "scope"
@@ -232,14 +233,14 @@ def _arrow_line(arrow: Arrow) -> str:
 
 
 def quote(text: str) -> str:
-    """Return a string of Graphviz's language; line breaks stay, control characters show."""
+    """Return a string literal of Graphviz; line breaks are kept, control characters are shown."""
     lines = [printable(line).replace("\\", "\\\\") for line in text.split("\n")]
     escaped = "\\n".join(lines).replace('"', '\\"')
     return f'"{escaped}"'
 
 
 def svg_of(dot: str, path: str | os.PathLike[str] | None = None) -> str:
-    """Have Graphviz draw a picture, and write it to a file if a path is given."""
+    """Draw a picture with Graphviz, and write it to a file if a path is passed."""
     try:
         import graphviz  # pyright: ignore[reportMissingImports]
     except ImportError:
@@ -267,7 +268,7 @@ def _template() -> str:
 
 
 def moved_in(boxes: Sequence[Box], arrows: Iterable[Arrow]) -> tuple[Box, ...]:
-    """The boxes, with each variable and constant in the scope of all that takes it."""
+    """Return the boxes, with each variable and constant in the common scope of its consumers."""
     scope_of = {box.name: box.scope for box in boxes}
     takers: dict[str, list[tuple[str, ...]]] = {}
     for arrow in arrows:
@@ -281,13 +282,13 @@ def moved_in(boxes: Sequence[Box], arrows: Iterable[Arrow]) -> tuple[Box, ...]:
 
 
 def _common(scopes: Iterable[tuple[str, ...]]) -> tuple[str, ...]:
-    """The innermost scope around all of these."""
+    """Return the innermost scope around all of these boxes."""
     levels = takewhile(lambda parts: len(set(parts)) == 1, zip(*scopes, strict=False))
     return tuple(part for part, *_ in levels)
 
 
 class Sketch:
-    """The boxes and arrows of a picture so far, and the box that each value comes from."""
+    """The boxes and arrows of a picture under construction, and the box of each value."""
 
     def __init__(self) -> None:
         self.boxes: dict[str, Box] = {}
@@ -298,7 +299,7 @@ class Sketch:
         self, name: str, lines: Sequence[str], scope: Sequence[str] = (), kind: BoxKind = "op",
         details: Mapping[str, str] | None = None,
     ) -> str:  # fmt: skip
-        """Add a box, under a name that no other has; return the name."""
+        """Add a box under a unique name; return the name."""
         own = next(each for each in _numbered(name) if each not in self.boxes)
         self.boxes[own] = Box(own, tuple(lines), tuple(scope), kind, details or {})
         return own
@@ -314,10 +315,10 @@ class Sketch:
         self, op: SeenOp, lines: Sequence[str], scope: Sequence[str], details: dict[str, str],
         takes: Iterable[tuple[Any, str]], makes: Iterable[Any],
     ) -> str:  # fmt: skip
-        """Add the box of an op, with an arrow from each box that made what it takes.
+        """Add the box of an op, with an arrow from each box that makes one of its inputs.
 
-        It names its rule if that is somebody's. `takes` are keys, with the labels of the arrows,
-        and `makes` the keys of what it makes.
+        The box names the op's rule if the rule is not built in. `takes` are the keys of inputs,
+        with the labels of the arrows, and `makes` the keys of outputs.
         """
         kind: BoxKind = "op"
         if op.kind != "built-in":
@@ -331,7 +332,7 @@ class Sketch:
         return name
 
     def drawing(self, title: str, used: Callable[[Box], bool]) -> Drawing:
-        """The picture of those boxes that are used."""
+        """Return the picture of the boxes that are used."""
         boxes = [box for box in self.boxes.values() if used(box)]
         names = {box.name for box in boxes}
         arrows = tuple(arrow for arrow in self.arrows.values() if arrow.target in names)
@@ -339,18 +340,18 @@ class Sketch:
 
 
 def _numbered(name: str) -> Iterator[str]:
-    """The names `Mul`, `Mul_1`, …."""
+    """Yield the names `Mul`, `Mul_1`, …."""
     yield name
     yield from (f"{name}_{i}" for i in count(1))
 
 
 def spec_of(dtype: Any, shape: Sequence[Any]) -> str:
-    """The type of an array in a box: `float32 64×10`."""
+    """Return the type of an array as text for a box: `float32 64×10`."""
     return f"{dtype} {shape_text(shape)}".strip()
 
 
 def scopes_of(path: str, separator: str) -> tuple[str, ...]:
-    """The scopes of a path: `("layer1", "0")` for `layer1.0`."""
+    """Return the scopes of a path: `("layer1", "0")` for `layer1.0`."""
     return tuple(part for part in path.split(separator) if part)
 
 

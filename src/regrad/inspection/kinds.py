@@ -1,4 +1,4 @@
-"""The kind of error that a wrong gradient looks like: found by trying what people get wrong."""
+"""Classification of wrong gradients: tests for common mistakes."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from regrad.checking import differences
 from regrad.checking.check import Arrays, Function
 from regrad.checking.findings import Finding
 
-LARGEST = 256  # numbers in an input, up to which its whole gradient is measured
-SLICES = 16  # along an axis, of which a missing sum is looked for
+LARGEST = 256  # maximum number of elements in an input whose whole gradient is measured
+SLICES = 16  # maximum number of slices along an axis that are checked for a missing sum
 CLOSE = 1e-4
 
 
 def telling(function: Function, xs: Arrays, names: Sequence[str], finding: Finding) -> Finding:
-    """A finding, with its kind told more precisely if that can be seen."""
+    """Return a finding, with a more specific kind if one fits."""
     if finding.kind in ("not finite", "missing") or finding.input not in names:
         return finding
     if finding.order > 1 or finding.mode != "reverse":
@@ -30,7 +30,7 @@ def telling(function: Function, xs: Arrays, names: Sequence[str], finding: Findi
 
 
 def _kinds(function: Function, xs: Arrays, i: int, names: Sequence[str]) -> Iterator[str]:
-    """The kinds that a wrong gradient by the i-th input fits."""
+    """Yield the kinds of error that fit a wrong gradient by the i-th input."""
     ys = [np.asarray(y) for y in function.f(xs)]
     rng = np.random.default_rng(0)
     dys = [rng.uniform(0.5, 1.5, y.shape) * rng.choice([-1.0, 1.0], y.shape) for y in ys]
@@ -47,13 +47,13 @@ def _kinds(function: Function, xs: Arrays, i: int, names: Sequence[str]) -> Iter
         yield "transposed"
     for j, name in enumerate(names):
         if j != i and xs[j].shape == xs[i].shape and _same(given, measured(function, xs, j, dys)):
-            yield f"that of {name!r}"
+            yield f"the gradient by {name!r}"
     if any(_lacks_sum(function, xs, i, dys, axis) for axis in range(dys[0].ndim)):
         yield "a missing sum"
 
 
 def _scaled(given: np.ndarray, expected: np.ndarray, ys: Sequence[np.ndarray]) -> Iterator[str]:
-    """A factor, and what it may come from."""
+    """Yield a factor, and its possible cause."""
     used = np.abs(expected) > CLOSE * np.abs(expected).max(initial=0.0)
     if not used.any():
         return
@@ -67,15 +67,15 @@ def _scaled(given: np.ndarray, expected: np.ndarray, ys: Sequence[np.ndarray]) -
     sizes |= {n for n in expected.shape if n > 1}
     why = ""
     if any(abs(ratio * n - 1) < CLOSE for n in sizes if n > 2):
-        why = ", a mean in place of a sum?"
+        why = ", a mean instead of a sum?"
     elif any(abs(ratio / n - 1) < CLOSE for n in sizes if n > 2):
-        why = ", a sum in place of a mean?"
-    if np.count_nonzero(used) > 1:  # (one number is a multiple of any other)
+        why = ", a sum instead of a mean?"
+    if np.count_nonzero(used) > 1:  # (one number is a multiple of any other number)
         yield f"scaled by {ratio:.4g}{why}"
 
 
 def measured(function: Function, xs: Arrays, i: int, dys: Arrays) -> np.ndarray:
-    """The gradient by an input, by differences."""
+    """Return the gradient by an input, by differences."""
 
     def weighed(moved: Arrays) -> list[np.ndarray]:
         ys = function.f([*xs[:i], *moved, *xs[i + 1 :]])
@@ -85,7 +85,7 @@ def measured(function: Function, xs: Arrays, i: int, dys: Arrays) -> np.ndarray:
 
 
 def _lacks_sum(function: Function, xs: Arrays, i: int, dys: Arrays, axis: int) -> bool:
-    """Return whether only one slice of the gradient that arrives counts, and all should."""
+    """Return whether only one slice of the incoming gradient counts although all should."""
     size = dys[0].shape[axis]
     if not 2 <= size <= SLICES:
         return False
@@ -97,7 +97,7 @@ def _lacks_sum(function: Function, xs: Arrays, i: int, dys: Arrays, axis: int) -
         slices = [alone, *[np.zeros_like(dy) for dy in dys[1:]]]
         found = function.vjp(xs)(slices)[i]
         if not measured(function, xs, i, slices).any():
-            return False  # it need not count
+            return False  # the sum has no effect
         counts.append(found is not None and bool(np.any(found)))
     return sum(counts) == 1
 

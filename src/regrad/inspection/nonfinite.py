@@ -1,4 +1,4 @@
-"""The first NaN or infinity of a computation, as data: where it began, from what, and the cure."""
+"""The first NaN or infinity of a computation, as data: its place, its cause, and the remedy."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
+from regrad.core.names import SINGULAR
 from regrad.inspection.recorder import Bad, Named, Recording, RunRecorder, Tool, located
 
 Phase = Literal["argument", "forward", "backward"]
 
-# What to do about it, by op type. The names are those of regrad's op types; the tools for PyTorch
-# and JAX bring theirs to these.
+# The remedy, by op type. The names are regrad's op types; the tools for PyTorch and JAX map their
+# names to these.
 CURES: dict[str, str] = {
     "Log": "keep the argument away from 0: log(maximum(x, eps)), or log1p, logsumexp, or "
     "xlogy(a, x), which is 0 where a is",
@@ -25,12 +26,14 @@ CURES: dict[str, str] = {
     "RealDiv": "keep the divisor away from 0: where(b != 0, a / where(b != 0, b, 1), 0), or "
     "xdivy(a, b), which is 0 where a is",
     "Reciprocal": "keep the argument away from 0: where(x != 0, 1 / where(x != 0, x, 1), 0)",
-    "Pow": "a power of 0 (or of a negative number) has no finite slope here; keep the base above 0",
+    "Pow": "a power of 0 (or of a negative number) has no finite slope here; keep the base above "
+           "0",
     "Exp": "it overflows: subtract the largest element, or use logsumexp, softmax, log_softmax",
     "Expm1": "it overflows: bound the argument",
-    "SelectV2": "both branches are differentiated: give the one that is not taken a safe argument",
-    "Mul": "0 times infinity: the factor that is infinite came from an earlier op",
-    "Norm": "the norm of a zero vector has no slope: add eps below the root",
+    "SelectV2": "both branches are differentiated: pass a safe argument to the branch that is "
+                "not taken",
+    "Mul": "0 times infinity: the infinite factor came from an earlier op",
+    "Norm": "the norm of a zero vector has no slope: add eps under the root",
     "Asin": "its slope at ±1 is infinite: clip the argument",
     "Acos": "its slope at ±1 is infinite: clip the argument",
     "Atanh": "keep the argument inside (-1, 1)",
@@ -39,16 +42,16 @@ CURES: dict[str, str] = {
 }  # fmt: skip
 MASKED = (
     "0 times infinity behind a mask: the branch that where() did not take is differentiated as "
-    "well; give it a safe argument (a where() inside and outside of it)"
+    "well; pass it a safe argument (a where() inside and outside of it)"
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Operand:
-    """An input of the op at fault: its name, shape, and its value where the result is not finite.
+    """An input of the faulty op: its name, shape, and its value at the non-finite element.
 
-    `value` is None where the element of the result does not belong to one element of the input;
-    `smallest` and `largest` are those of the whole input.
+    `value` is None if the element of the result does not belong to one element of the input.
+    `smallest` and `largest` refer to the whole input.
     """
 
     name: str
@@ -59,7 +62,7 @@ class Operand:
 
     @property
     def is_infinite(self) -> bool:
-        """True if the input itself is infinite: at the element, if that is known, or anywhere."""
+        """True if the input itself is infinite: at the element if that is known, else anywhere."""
         if self.value is not None:
             return bool(np.isinf(self.value))
         return bool(np.isinf(self.smallest) or np.isinf(self.largest))
@@ -67,7 +70,7 @@ class Operand:
     def __str__(self) -> str:
         if self.value is not None:
             return f"{self.name} = {self.value:.6g}"
-        return f"{self.name} from {self.smallest:.6g} to {self.largest:.6g}"
+        return f"{self.name} in [{self.smallest:.6g}, {self.largest:.6g}]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,17 +78,17 @@ class NonFinite:
     """The first NaN or infinity.
 
     Attributes:
-        phase: "forward", "backward", or "argument" if it was there before anything ran.
+        phase: "forward", "backward", or "argument" if it existed before anything ran.
         what: "NaN" or "inf".
-        op_type: The op that made it; in the backward pass, the op whose rule did.
+        op_type: The op that produced it; in the backward pass, the op whose rule produced it.
         line: The line of the user's code that ran the op forward, `file:line`.
-        path: The module or name scope, "" if there is none.
-        index: The first element that is not finite.
-        count: How many are not.
-        operands: What the op (or rule) was given.
+        path: The module or name scope, or "".
+        index: The index of the first element that is not finite.
+        count: The number of elements that are not finite.
+        operands: The inputs of the op or rule.
         rule: In the backward pass, the rule.
-        cure: The usual remedy, "" if none is known.
-        output: What the array is called: an argument's name, or the input of the op by which the
+        cure: The usual remedy, or "" if none is known.
+        output: The name of the array: an argument's name, or the input of the op by which the
             gradient is not finite.
     """
 
@@ -103,12 +106,12 @@ class NonFinite:
 
     def __str__(self) -> str:
         at = f" at index {self.index}" if self.index else ""
-        more = f" ({self.count} in all)" if self.count > 1 else ""
+        more = f" ({self.count} in total)" if self.count > 1 else ""
         if self.phase == "argument":
-            return f"{self.what} in {self.output}{at}{more}: it was there before anything ran"
+            return f"{self.what} in {self.output}{at}{more}: it existed before anything ran"
         where = located(self.op_type, self.line, self.path)
-        of = f" of {', '.join(map(str, self.operands))}" if self.operands else ""
-        text = f"the first {self.what} of the {self.phase} pass: {where} made it{of}"
+        of = f" from {', '.join(map(str, self.operands))}" if self.operands else ""
+        text = f"the first {self.what} of the {self.phase} pass: {where} produced it{of}"
         if self.phase == "backward":
             text = (
                 f"the first {self.what} of the backward pass: the gradient of {where} by "
@@ -118,7 +121,7 @@ class NonFinite:
 
 
 def operand(name: str, array: Any, shape: tuple[int, ...], index: tuple[int, ...]) -> Operand:
-    """An input of the op at fault; of the result, of this shape, an element is not finite."""
+    """Return an input of a faulty op, given the shape of its result and a non-finite element."""
     a = np.asarray(array)
     values = a if a.dtype.kind in "fciub" else a.astype(np.float32)
     real = np.abs(values) if values.dtype.kind == "c" else values
@@ -134,9 +137,10 @@ def operand(name: str, array: Any, shape: tuple[int, ...], index: tuple[int, ...
 
 
 class Origin(NamedTuple):
-    """An array that is not finite, with the op that it comes from.
+    """A non-finite array, with the op that it comes from.
 
-    `made` says whether that op made it of finite numbers; else it was given it, or asked for it.
+    `made` is True if that op produced it from finite numbers. Otherwise the op received it, or was
+    meant to produce it.
     """
 
     array: Any
@@ -145,7 +149,7 @@ class Origin(NamedTuple):
 
 
 class Search(Tool):
-    """Follows what is not finite from where it begins, forward, and then backward."""
+    """Traces non-finite values to their origin, forward and then backward."""
 
     keeps: Literal["", "rules", "all"] = "all"
 
@@ -153,7 +157,7 @@ class Search(Tool):
         self.recorder = recorder
         self.origins: dict[int, Origin] = {}  # by the array's key
         self.given: dict[Any, tuple[Named, Origin | None]] = {}  # by op: inputs, and their origin
-        self.last: Origin | None = None  # the last that was made
+        self.last: Origin | None = None  # the last non-finite array that an op produced
         self.found: NonFinite | None = None  # in the backward pass
 
     def ran(self, op: Any, xs: Named, ys: Sequence[Any], writes: bool = False) -> None:
@@ -164,7 +168,7 @@ class Search(Tool):
             key, bad = self.recorder.key(y), self.recorder.bad(y)
             before = self.origins.pop(key, None)
             if bad is not None:
-                # (what works in place, or on a view, is the array that it was given)
+                # (An op in place, or on a view, returns the array that it received.)
                 origin = known or ((before or self.last) if given else None)
                 kinds = [kind for _, kind in given]
                 made = not writes and (not given or (bad[0] == "NaN" and "NaN" not in kinds))
@@ -179,7 +183,7 @@ class Search(Tool):
     def left(self, op: Any, dxs: Named, dys: Sequence[Any]) -> None:
         for name, dx in dxs if self.found is None else ():
             if (bad := self.recorder.bad(dx)) is not None:
-                if not any(map(self.recorder.bad, dys)):  # (else f itself sent it)
+                if not any(map(self.recorder.bad, dys)):  # (otherwise f itself sent it)
                     self.found = self._backward(op, name, dx, dys, bad)
                 return
 
@@ -198,7 +202,10 @@ class Search(Tool):
     ) -> NonFinite:  # fmt: skip
         what, index, count = bad
         place = op.op_type, op.line, op.path, index, count
-        cure = cure or self.recorder.cure(op)
+        known = self.recorder.type_of(op)
+        cure = cure or CURES.get(known, "")
+        if phase == "backward" and known.lower() in SINGULAR:
+            cure += f"{'; or ' if cure else ''}use rg.rules.safe() for {known!r}"
         return NonFinite(phase, what, *place, operands, op.rule, cure, output)
 
     def _operands(self, xs: Named, y: Any, bad: Bad) -> tuple[Operand, ...]:
@@ -207,12 +214,12 @@ class Search(Tool):
         return tuple(operand(name, a, shape, index) for name, a in arrays if a is not None)
 
     def verdict(self, run: Recording) -> NonFinite | None:
-        """Return the origin of the values that spoiled the results or the gradients of a run."""
+        """Return the origin of the values that made results or gradients of a run non-finite."""
         for name, x in self.recorder.given(run):
             if (bad := self.recorder.bad(x)) is not None:
                 what, index, count = bad
                 return NonFinite("argument", what, "", "", "", index, count, output=name)
-        if self.done and not run.ys and self.last is not None:  # (it was stopped there)
+        if self.done and not run.ys and self.last is not None:  # (the search stopped the run there)
             return self.last.found
         for y in run.ys:
             if self.recorder.bad(y) is not None:
@@ -223,7 +230,7 @@ class Search(Tool):
 
 
 def searched(recorder: RunRecorder) -> Callable[..., NonFinite | None]:
-    """Return the function that runs a recorder, and tells what is not finite."""
+    """Return the function that runs a recorder, and reports non-finite values."""
 
     def checked(*args: Any, **options: Any) -> NonFinite | None:
         search = Search(recorder)

@@ -1,4 +1,4 @@
-"""Figures of an array: what a trace keeps of a gradient, so that it need not keep the gradient."""
+"""Summary statistics of an array: a trace keeps these instead of the gradient."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from regrad.core.reports import shape_text
 
 @dataclass(frozen=True, slots=True)
 class Numbers:
-    """Figures of one array.
+    """Summary statistics of one array.
 
-    `norm` is the Euclidean norm and `largest` the largest magnitude, of all elements: NaN if one
-    is NaN. `zeros`, `nans` and `infs` count elements.
+    `norm` is the Euclidean norm and `largest` the largest magnitude over all elements: NaN if one
+    element is NaN. `zeros`, `nans` and `infs` count elements.
     """
 
     shape: tuple[int, ...]
@@ -50,12 +50,12 @@ class Numbers:
 
     @property
     def shape_text(self) -> str:
-        """The shape in a table: `64×10`."""
+        """Return the shape as text for a table: `64×10`."""
         return shape_text(self.shape)
 
     @property
     def bad(self) -> list[str]:
-        """The counts of elements that are not finite, as text: `2 NaN`."""
+        """Return the counts of non-finite elements, as text: `2 NaN`."""
         return [f"{n} {what}" for n, what in ((self.nans, "NaN"), (self.infs, "inf")) if n]
 
     def __str__(self) -> str:
@@ -64,17 +64,17 @@ class Numbers:
 
 
 def wide(array: Any) -> np.ndarray:
-    """An array in double precision."""
+    """Return an array in double precision."""
     a = np.asarray(array)
     return a.astype(np.complex128 if a.dtype.kind == "c" else np.float64)
 
 
 def numbers_of(array: Any) -> Numbers:
-    """The figures of an array that NumPy can read."""
+    """Return the statistics of an array that NumPy can read."""
     a = np.asarray(array)
-    # (bfloat16 and the like have no kind of NumPy's own)
+    # (NumPy has no kind for bfloat16 and similar dtypes.)
     values = a if a.dtype.kind in "fc" and a.dtype.itemsize > 2 else a.astype(np.float32)
-    flat = values.ravel("K")  # (in any order, so that no transposed array is copied)
+    flat = values.ravel("K")  # (in any order, so that a transposed array is not copied)
     with np.errstate(all="ignore"):
         if flat.dtype.kind == "c":
             largest = float(np.abs(flat).max(initial=0))
@@ -89,7 +89,7 @@ def numbers_of(array: Any) -> Numbers:
 
 
 def _norm(flat: np.ndarray, largest: float) -> float:
-    """The Euclidean norm; scaled only where the squares do not fit."""
+    """Return the Euclidean norm, scaled only if the squares would overflow or underflow."""
     squares = float(np.vdot(flat, flat).real)
     if 1e-30 < squares < 1e30 or not largest:
         return math.sqrt(squares)
@@ -100,7 +100,7 @@ def _norm(flat: np.ndarray, largest: float) -> float:
 
 
 def together(parts: Iterable[Numbers | None]) -> Numbers | None:
-    """The figures of several arrays as of one; None if there are none."""
+    """Return the statistics of several arrays as if they were one; None if there are none."""
     given = [part for part in parts if part is not None]
     if len(given) <= 1:
         return given[0] if given else None

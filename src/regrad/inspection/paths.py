@@ -1,4 +1,4 @@
-"""The way of a gradient from the result to one parameter, as data: `GradientPath`."""
+"""The path of a gradient from the result to one parameter, as data: `GradientPath`."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from regrad.inspection.traces import Step, Tracer, step_of
 
 @dataclass(frozen=True)
 class GradientPath:
-    """The ops through which the gradient by one argument or parameter comes.
+    """The ops through which the gradient by one argument or parameter passes.
 
     Attributes:
-        name: What was differentiated by: `args[0]`, `layer1.weight`.
-        steps: The ops between the result and it, from the result on. `left` has the gradients by
-            the inputs that lead to it, and no others.
-        gradient: Figures of the gradient by it, None if none came.
-        cuts: Where none came, ops of the run that passed no gradient on.
+        name: The name of the argument or parameter: `args[0]`, `layer1.weight`.
+        steps: The ops between the result and the parameter, starting at the result. `left` has only
+            the gradients by inputs that lead to the parameter.
+        gradient: Statistics of the gradient by the parameter, or None if there is no gradient.
+        cuts: If there is no gradient, the ops of the run that passed no gradient on.
     """
 
     name: str
@@ -32,11 +32,11 @@ class GradientPath:
 
     @property
     def dies(self) -> Step | None:
-        """The first step that made zeros, or what is not finite, of a gradient that was neither."""
+        """The first step that turned a nonzero finite gradient into zeros or non-finite values."""
         return next((step for step in self.steps if step.dead or step.breaks), None)
 
     def table(self) -> Table:
-        """The steps as a table: op, rule, norms, verdict, source line, module."""
+        """Return the steps as a table: op, rule, norms, verdict, source line, module."""
         return Table(
             ("op", "rule", "dy", "dx", "verdict", "source line", "module"),
             [_row(step, verdict) for step, verdict in self._judged()],
@@ -51,7 +51,7 @@ class GradientPath:
 
     @property
     def verdict(self) -> str:
-        """The fate of the gradient, as a sentence."""
+        """Return the outcome of the gradient, as a sentence."""
         if self.gradient is None:
             places = ", ".join(dict.fromkeys(step.place for step in self.cuts))
             return f"{self.name} has no gradient" + (f"; cut off: {places}" if places else "")
@@ -96,9 +96,9 @@ def followed(recorder: RunRecorder, name: str) -> Callable[..., GradientPath]:
 
 
 def between(run: Recording, leaf: Leaf) -> tuple[list[SeenOp], set[Any]]:
-    """The ops between a leaf and the results, in the order of the run; all keys that it leads to.
+    """Return the ops between a leaf and the results, in the order of the run, and all reached keys.
 
-    Where it leads to no result, all ops that it leads to.
+    If the leaf leads to no result, these are all ops to which it leads.
     """
     reached = {leaf.key}
     after = []
@@ -115,7 +115,7 @@ def between(run: Recording, leaf: Leaf) -> tuple[list[SeenOp], set[Any]]:
 
 
 def _step(op: SeenOp, reached: set[Any], dys: Sequence[Any], dxs: Sequence[Any]) -> Step:
-    """A step with the gradients by those inputs that lead to the leaf."""
+    """Return a step with only the gradients by inputs that lead to the leaf."""
     pairs = zip(op.takes, dxs, strict=False)
     left = [(name, settled(figures)) for key, (name, figures) in pairs if key in reached]
     return step_of(op, together(map(settled, dys)), left)
@@ -128,6 +128,6 @@ def _named(leaves: Sequence[Leaf], name: str) -> Leaf:
     names = [leaf.name for leaf in leaves]
     known = ", ".join(map(repr, names[:8])) + (", …" if len(names) > 8 else "")
     raise ArgumentError(
-        f"gradient_path(f, name): f is not differentiated by {name!r:.60}, but by "
-        f"{known or 'nothing'}.{near(name, names)}"
+        f"gradient_path(f, name): f has no differentiable input {name!r:.60}; it has "
+        f"{known or 'none'}.{near(name, names)}"
     )

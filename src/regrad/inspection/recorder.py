@@ -1,37 +1,38 @@
-"""One recorder under all tools of inspection.
+"""The common recorder of all inspection tools.
 
-A *recorder* runs a function of its library, and then the backward pass, and tells a *tool* of each
-op; a tool knows no library. This one prints what the rules of a function make of the gradients:
+A *recorder* runs a function of its library, and then the backward pass, and reports each op to a
+*tool*; tools do not depend on a library. This tool prints the gradients that the rules of a
+function return:
 
     class Norms(Tool):
         def left(self, op, dxs, dys):
             for name, dx in dxs:
                 print(op.op_type, op.rule, name, recorder.figures(dx))
 
-    recorder = TapeRecorder(f, "norms")          # that of regrad's functions
+    recorder = TapeRecorder(f, "norms")          # the recorder of regrad's functions
     recording = recorder.run(args, {}, Norms())  # its leaves have the gradients
 
-What a recorder calls, in this order, for each op on the way:
+A recorder calls these methods, in this order, for each op on the path:
 
     ran(op, xs, ys)         forward, only for tools that set `keeps`: xs are pairs (name, array)
-    arrived(op, dys)        backward: the gradients of the outputs, None for none
+    arrived(op, dys)        backward: the gradients of the outputs, or None
     left(op, dxs, dys)      backward: dxs are pairs (name of an input, its gradient)
 
-| tool | its record, its file here | asks the recorder for |
+| tool | its record, its file here | calls of the recorder |
 |---|---|---|
 | `trace_gradients` | `GradientTrace`, traces | `figures` |
 | `gradient_path` | `GradientPath`, paths | `figures`, and what `op.takes` and `op.makes` |
-| `find_nan` | `NonFinite`, nonfinite | `keeps`, `bad`, `cure` |
+| `find_nan` | `NonFinite`, nonfinite | `keeps`, `bad`, `type_of` |
 | `compare_gradients` | `GradientComparison`, comparisons | `op.true(dys)`, and another recording |
 | `check_gradients` | `GradientReport`, checks | a `Library`; of ops `xs` and `again(xs)` |
-| `saved_bytes` | `SavedBytes`, saved | `kept`: what the backward pass keeps |
-| `draw` | `Drawing`, drawings | a `Sketch` with what each op takes and makes, by keys |
+| `saved_bytes` | `SavedBytes`, saved | `kept`: the arrays that the backward pass keeps |
+| `draw` | `Drawing`, drawings | a `Sketch` with the inputs and outputs of each op, by keys |
 
-Each is there for regrad (`tools`, recorder in `tapes`), for PyTorch (`torch/seeing/tools`, over the
-`Looker` in `watching`) and for JAX (`jax/tools`, over `running`). A new tool is one file here, and
-a function of a line in each of the three. Only pictures and checks have files of their own there:
-a program of JAX is drawn without being run, and of a torch function the calls are drawn, not the
-nodes; what else a check needs of a library is how it differentiates.
+Each tool exists for regrad (`tools`, with the recorder in `tapes`), for PyTorch
+(`torch/seeing/tools`, over the `Looker` in `watching`) and for JAX (`jax/tools`, over `running`). A
+new tool is one file here, and a short function in each of the three. Only pictures and checks have
+their own files there. A JAX program is drawn without being run, and for a PyTorch function the
+calls are drawn, not the nodes. A check also needs to know how a library differentiates.
 """
 
 from __future__ import annotations
@@ -52,16 +53,17 @@ Kept = tuple[str, str, str, int]  # op type, line, path, bytes
 
 
 def located(op_type: str, line: str, path: str) -> str:
-    """An op with its module and its line, for a message."""
+    """Return an op with its module and its line, for a message."""
     return op_type + (f" in {path}" if path else "") + (f" at {line}" if line else "")
 
 
 @dataclass(slots=True, eq=False)
 class SeenOp:
-    """One op that ran: its type, whose rule it has, the line of the user's code, and the module.
+    """One op that ran: its type, the kind of its rule, the line of the user's code, and the module.
 
-    `takes` are the keys of its differentiated inputs, as `left` has them, and `makes` those of its
-    outputs. The ops of a recorder may also have `true(dys)`, their true gradients by these inputs.
+    `takes` are the keys of its differentiated inputs, as in `left`, and `makes` the keys of its
+    outputs. The ops of a recorder may also have `true(dys)`, which returns their true gradients by
+    these inputs.
     """
 
     op_type: str
@@ -74,42 +76,42 @@ class SeenOp:
 
     @property
     def place(self) -> str:
-        """The op with its module and its line, for a message."""
+        """Return the op with its module and its line, for a message."""
         return located(self.op_type, self.line, self.path)
 
     @property
     def where(self) -> dict[str, str]:
-        """The place where the op ran, as a finding has it, where its title does not say it."""
+        """Return the place where the op ran, for a finding whose title does not contain it."""
         return {}
 
     @property
     def first(self) -> Any:
-        """The op that keeps what this one was given: itself, if it was not made of several."""
+        """Return the op that keeps the inputs of this op: itself, or the first op of its group."""
         return self
 
 
 class Tool:
-    """Looks on while a recorder runs a function; tools say what they want to see."""
+    """Observes a recorder that runs a function; its attributes select the events to observe."""
 
-    # whether `ran` is called, and ops keep what they are given: those with a rule, or all
+    # "" if `ran` is not called; otherwise, ops keep their inputs: ops with a rule, or all ops.
     keeps: Literal["", "rules", "all"] = ""
-    again = False  # whether ops can be run again
-    done = False  # whether it has seen enough of the forward pass
+    again = False  # ops can run again
+    done = False  # it needs no more of the forward pass
 
     def ran(self, op: Any, xs: Named, ys: Sequence[Any], writes: bool = False) -> None:
-        """An op ran forward; it `writes` if it makes infinities that somebody asked for."""
+        """Handle an op that ran forward; `writes` is True if its infinities are intended."""
 
     def arrived(self, op: Any, dys: Sequence[Any]) -> None:
-        """Gradients arrived at an op, and its rule is about to run."""
+        """Handle gradients that arrived at an op whose rule is about to run."""
 
     def left(self, op: Any, dxs: Named, dys: Sequence[Any]) -> None:
-        """Gradients left an op."""
+        """Handle gradients that left an op."""
 
 
 class Leaf(NamedTuple):
-    """An array that is differentiated by.
+    """An array by which the function is differentiated.
 
-    `key` is the one by which ops take it, `same` the one that it has in another recording as well.
+    `key` is the key under which ops take it; `same` is a key that other recordings share.
     """
 
     name: str
@@ -121,14 +123,14 @@ class Leaf(NamedTuple):
 
 
 class Recording(NamedTuple):
-    """A run that is over.
+    """A completed run.
 
     Attributes:
-        value: What the function returned.
-        ys: The results whose gradients were taken.
-        leaves: What was differentiated by.
-        cuts: Ops that passed no gradient on, with the name of an input, if that is known.
-        ops: All ops that may have passed one on, in the order in which they ran forward.
+        value: The return value of the function.
+        ys: The results whose gradients were computed.
+        leaves: The arrays by which the function was differentiated.
+        cuts: Ops that passed no gradient on, with the name of an input if it is known.
+        ops: All ops that may have passed a gradient on, in the order in which they ran forward.
         made: The keys of the results.
     """
 
@@ -145,10 +147,10 @@ class RunRecorder:
 
     Args:
         f: The function.
-        api: What messages call the tool.
+        api: The name of the tool in messages.
     """
 
-    by_op = False  # whether two functions are compared op by op, too
+    by_op = False  # also compare the two functions op by op
 
     def __init__(self, f: Callable[..., Any], api: str) -> None:
         callable_or_raise(f, api)
@@ -160,31 +162,31 @@ class RunRecorder:
         raise NotImplementedError
 
     def array(self, x: Any) -> Any:
-        """An array of the library as one of NumPy's; None for None."""
+        """Return an array of the library as a NumPy array; None for None."""
         return x
 
     def held(self, x: Any) -> Any:
-        """A gradient that the rest of the run leaves as it is; None for None."""
+        """Return a gradient that the rest of the run does not change; None for None."""
         return x
 
     def figures(self, x: Any) -> Any:
-        """Figures of a gradient: `Numbers`, or a function of nothing that returns them later."""
+        """Return statistics of a gradient: `Numbers`, or a function that returns them later."""
         return None if x is None else numbers_of(self.array(x))
 
     def bad(self, x: Any) -> Bad | None:
-        """Return the values of an array that are not finite, if any: kind, first index, count."""
+        """Return the first non-finite values of an array, if any: kind, first index, count."""
         return None if x is None else first_bad(self.array(x))
 
     def given(self, run: Recording) -> Named:
-        """The arrays that were there before a run."""
+        """Return the arrays that existed before a run."""
         return [(leaf.name, leaf.x) for leaf in run.leaves]
 
     def key(self, x: Any) -> int:
-        """Return the key that tells an array from others that are alive."""
+        """Return the key that distinguishes an array from other arrays that are alive."""
         return id(x)
 
-    def cure(self, op: Any) -> str:
-        """The usual remedy for an op that makes what is not finite, "" if none is known."""
+    def type_of(self, op: Any) -> str:
+        """Return regrad's op type for an op, as the table of remedies has it; "" if none."""
         raise NotImplementedError
 
     def kept(self, args: Sequence[Any], options: dict[str, Any]) -> Iterable[Kept]:
@@ -192,29 +194,29 @@ class RunRecorder:
         raise NotImplementedError
 
     def true(self, args: Sequence[Any], options: dict[str, Any]) -> Sequence[Leaf]:
-        """The leaves, after a run, with their true gradients."""
+        """Return the leaves after a run, with their true gradients."""
         raise NotImplementedError
 
     def differences(self, args: Sequence[Any], options: dict[str, Any]) -> Sequence[Leaf]:
-        """The leaves, after a run, with their gradients by differences."""
+        """Return the leaves after a run, with their gradients by differences."""
         raise NotImplementedError
 
     def names(self, other: Any) -> tuple[str, str]:
-        """Return the names of its gradients and of the others that they are compared with."""
+        """Return the names of its gradients and of the gradients to compare them with."""
         return ("first", "second") if callable(other) else ("given", other or "true")
 
     def meant(self, surrogates: Iterable[str], ops: Iterable[Any]) -> Iterable[str]:
-        """Return the names that were declared to differ, as the rows of these ops spell them."""
+        """Return the names declared as surrogates, in the spelling of these ops' rows."""
         return surrogates
 
 
 def settled(figures: Any) -> Any:
-    """Figures as numbers, now."""
+    """Return statistics as numbers, computed now."""
     return figures() if callable(figures) else figures
 
 
 def first_bad(array: Any) -> Bad | None:
-    """Return the kind, first index and count of elements of an array that are not finite."""
+    """Return kind, first index and count of the non-finite elements of an array."""
     a = np.asarray(array)
     if a.dtype.kind not in "fc" and a.dtype.kind != "V":
         return None

@@ -1,4 +1,4 @@
-"""The answer of a run that shares an output among inputs, and where shares were lost."""
+"""The result of a run that shares an output among inputs, and the ops that lost shares."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ class Loss(NamedTuple):
     """An op that did not pass on all relevance: a row of `Relevance.losses`.
 
     Attributes:
-        path: The module that it ran in.
-        op: Its op type, torch's function, or JAX's primitive.
+        path: The module in which it ran.
+        op: Its op type, PyTorch function, or JAX primitive.
         line: The line of the user's code.
         arrived: The relevance of its outputs.
-        left: That of its inputs.
+        left: The relevance of its inputs.
     """
 
     path: str
@@ -27,22 +27,25 @@ class Loss(NamedTuple):
 
     @property
     def lost(self) -> float:
-        """The relevance that was lost; below 0 if more left than arrived."""
+        """The relevance that was lost; negative if more left than arrived."""
         return self.arrived - self.left
 
 
 @dataclass(frozen=True)
 class Relevance:
-    """The answer of `rules.lrp.relevance`.
+    """The result of `rules.lrp.relevance`.
 
     Attributes:
-        inputs: The relevance of the inputs, as they were given: a tensor, a tuple or a dict. That
-            of a token is the sum over its embedding. None for what is not differentiated.
-        layers: That of the outputs of modules, by path.
-        total: What there was to share: the explained output, for each example where it has one
-            element for each, else one number. With a reference, the difference from that.
-        missing: The total less the relevance of all inputs: what biases, constants and rules kept.
-        losses: With `check="ops"`, the ops by how much they lost, the most first.
+        inputs: The relevance of the inputs, in their original form: a tensor, a tuple or a dict.
+            The relevance of a token is the sum over its embedding. None for inputs that are not
+            differentiated.
+        layers: The relevance of the outputs of modules, by path.
+        total: The relevance to share: the explained output, per example if the output has one
+            element per example, else one number. With a reference, the difference from the
+            reference's output.
+        missing: The total minus the relevance of all inputs: the part that biases, constants and
+            rules kept.
+        losses: With `check="ops"`, the ops sorted by their loss of relevance, largest first.
         used: The scope of overrides, with its `table()` and `untouched()`.
     """
 
@@ -54,7 +57,7 @@ class Relevance:
     used: Any = field(default=None, repr=False)
 
     def table(self) -> Table:
-        """The losses as a table: module, op, relevance that arrived and that left, line."""
+        """Return the losses as a table: module, op, relevance that arrived and that left, line."""
         rows = [
             (r.path, r.op, f"{r.arrived:.4g}", f"{r.left:.4g}", f"{r.lost:+.3g}", r.line)
             for r in self.losses

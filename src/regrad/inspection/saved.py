@@ -11,7 +11,7 @@ from regrad.inspection.recorder import Kept, RunRecorder
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """The memory that ops of one type, run by one line, keep: bytes, and the number of arrays."""
+    """The memory kept by ops of one type that one line runs: bytes, and the number of arrays."""
 
     op_type: str
     line: str
@@ -22,13 +22,13 @@ class Saved:
 
 @dataclass(frozen=True)
 class SavedBytes:
-    """The memory that a backward pass keeps, by op type, line and module: the largest first."""
+    """The memory that a backward pass keeps, by op type, line and module, largest first."""
 
     rows: tuple[Saved, ...]
 
     @classmethod
     def of(cls, kept: Iterable[Kept]) -> SavedBytes:
-        """Gather (op type, line, path, bytes), one for each array."""
+        """Group (op type, line, path, bytes) tuples, one per array."""
         sums: dict[tuple[str, str, str], tuple[int, int]] = {}
         for op_type, line, path, size in kept:
             total, count = sums.get((op_type, line, path), (0, 0))
@@ -38,18 +38,18 @@ class SavedBytes:
 
     @property
     def total(self) -> int:
-        """All bytes."""
+        """Return the total number of bytes."""
         return sum(row.size for row in self.rows)
 
     def by_op_type(self) -> dict[str, int]:
-        """Bytes by op type, the largest first."""
+        """Return bytes by op type, largest first."""
         sums: dict[str, int] = {}
         for row in self.rows:
             sums[row.op_type] = sums.get(row.op_type, 0) + row.size
         return dict(sorted(sums.items(), key=lambda item: -item[1]))
 
     def table(self) -> Table:
-        """The rows as a table: op, bytes, share, arrays, source line, module."""
+        """Return the rows as a table: op, bytes, share, arrays, source line, module."""
         total = self.total or 1
         return Table(
             ("op", "saved", "share", "arrays", "source line", "module"),
@@ -68,7 +68,7 @@ class SavedBytes:
 
 
 def size_text(size: int) -> str:
-    """A number of bytes in a unit that suits: `1.2 MB`."""
+    """Return a number of bytes in a suitable unit: `1.2 MB`."""
     for unit, factor in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if size >= factor:
             return f"{size / factor:.3g} {unit}"
@@ -76,5 +76,5 @@ def size_text(size: int) -> str:
 
 
 def measured(recorder: RunRecorder) -> Callable[..., SavedBytes]:
-    """Return the function that runs a recorder, and sums up what is kept."""
+    """Return the function that runs a recorder, and sums up the kept memory."""
     return lambda *args, **options: SavedBytes.of(recorder.kept(args, options))

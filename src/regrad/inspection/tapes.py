@@ -1,4 +1,4 @@
-"""The recorder of regrad's own functions: tapes that tell where their records come from."""
+"""The recorder of regrad's own functions: tapes that store the origin of their records."""
 
 from __future__ import annotations
 
@@ -35,7 +35,6 @@ from regrad.core.walk import (
     seed,
     walk,
 )
-from regrad.inspection.nonfinite import CURES
 from regrad.inspection.numbers import wide
 from regrad.inspection.recorder import (
     Kept,
@@ -50,7 +49,7 @@ from regrad.inspection.recorder import (
 
 
 class Lines(list[Record]):
-    """Records, with the line of the user's code that made each, and the named scope."""
+    """Records, each with the line of the user's code that made it, and its name scope."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -66,7 +65,7 @@ class Lines(list[Record]):
 
 
 class SeenTape(VariableTape):
-    """A tape that knows the line of each record; what jit would run as one runs op by op."""
+    """A tape that stores the line of each record; compiled bodies run op by op under it."""
 
     __slots__ = ("cuts",)
 
@@ -84,12 +83,12 @@ class SeenTape(VariableTape):
         return super().admit(op, rule, wanted)
 
     def place(self, record: Record) -> tuple[str, str]:
-        """The line of the user's code that ran the op, and the path of its named scope."""
+        """Return the line of the user's code that ran the op, and the path of its name scope."""
         return self.entries.places.get(id(record), ("", ""))
 
 
 class KeepingTape(SeenTape):
-    """A tape whose records keep all inputs and outputs, too."""
+    """A tape whose records also keep all inputs and outputs."""
 
     __slots__ = ()
 
@@ -113,23 +112,23 @@ class TapedOp(SeenOp):
 
     @property
     def leaves(self) -> list[int]:
-        """The places of the inputs that are differentiated, of a record that keeps them."""
+        """Return the places of the differentiated inputs; the record must keep its inputs."""
         pairs = enumerate(zip(self.record.inputs, self.record.xs, strict=True))
         return [i for i, (key, x) in pairs if key in self.watched and is_inexact(x.dtype)]
 
     @property
     def xs(self) -> list[Tensor]:
-        """The inputs that are differentiated."""
+        """Return the differentiated inputs."""
         return [self.record.xs[i] for i in self.leaves]
 
     @property
     def input_names(self) -> list[str]:
-        """The names of the inputs that are differentiated."""
+        """Return the names of the differentiated inputs."""
         return [name_of(self.record, i) for i in self.leaves]
 
     @property
     def title(self) -> str:
-        """The rule of the op, for messages."""
+        """Return the rule of the op, for messages."""
         rule = bare_rule(self.record.rule)
         if isinstance(rule, CustomRule):
             return f"the gradient of the custom function {rule.name!r} ({self.rule})"
@@ -141,7 +140,7 @@ class TapedOp(SeenOp):
         return isinstance(bare_rule(self.record.rule), CustomCall) or self.record.op.type in OPS
 
     def again(self, xs: Sequence[Tensor]) -> list[Tensor]:
-        """The floats that the op returns for other inputs, under its rule."""
+        """Return the float results of the op for other inputs, under its rule."""
         record, rule = self.record, bare_rule(self.record.rule)
         given = tuple(replaced(record.xs, self.leaves, xs))
         if isinstance(rule, CustomCall):
@@ -158,11 +157,11 @@ class TapedOp(SeenOp):
         return [y for y in ys if isinstance(y, Tensor) and is_inexact(y.dtype)]
 
     def true(self, dys: Sequence[Any]) -> list[tuple[str, Tensor | None]]:
-        """The true gradients by the watched inputs, with their names."""
+        """Return the true gradients by the watched inputs, with their names."""
         record = self.record
         dy = tuple(dys) if isinstance(record.outputs, tuple) else dys[0]
         leaves = [leaf for leaf, key in enumerate(record.inputs) if key in self.watched]
-        names = [name_of(record, leaf) for leaf in leaves]  # (which the rule may tell)
+        names = [name_of(record, leaf) for leaf in leaves]  # (the rule may have the names)
         given, record.rule = record.rule, true_rule(record)
         try:
             found = leaf_gradients(record, dy, self.watched)
@@ -173,7 +172,7 @@ class TapedOp(SeenOp):
 
 
 class WalkTeller:
-    """Looks on while a walk runs, and tells a tool."""
+    """Observes a running backward pass, and reports its ops to a tool."""
 
     def __init__(self, tool: Tool, ops: Iterable[TapedOp]) -> None:
         self.tool = tool
@@ -202,13 +201,13 @@ class TapeRecorder(RunRecorder):
     def record(
         self, args: Sequence[Any], options: dict[str, Any], tape: SeenTape, gradients: bool = False
     ) -> None:
-        """Run the function under a tape; with its gradients, whose ops the tape records as well."""
+        """Run the function, and its gradients if requested, under a tape that records both."""
         self.tape = tape
         paths = containers.paths(tuple(args), "args") if args else []
         inputs, aliases, _ = watched_inputs(args, f"{self.api}(f)") if args else ((), [], None)
         self.arguments: list[tuple[str, Tensor]] = list(zip(paths, aliases, strict=True))
         tape.watched.update(x._id for x in aliases)
-        self.forward: int = 0  # how many records the forward pass made
+        self.forward: int = 0  # number of records of the forward pass
 
         def run(*inputs: Any) -> Any:
             value = self.f(*inputs, **options)
@@ -227,7 +226,7 @@ class TapeRecorder(RunRecorder):
 
     @property
     def sources(self) -> list[tuple[str, Any, Tensor]]:
-        """All that it was differentiated by: arguments, then Variables, as (name, same, alias)."""
+        """Return the differentiated arguments, then Variables, as (name, same, alias)."""
         arguments = [(name, i, x) for i, (name, x) in enumerate(self.arguments)]
         return [*arguments, *[(v.name, v, alias) for v, (_, alias) in self.tape.reads.items()]]
 
@@ -261,11 +260,11 @@ class TapeRecorder(RunRecorder):
     def key(self, x: Any) -> int:
         return id(x._data)
 
-    def cure(self, op: Any) -> str:
-        return CURES.get(op.record.op.type, "")
+    def type_of(self, op: Any) -> str:
+        return op.record.op.type
 
     def kept(self, args: Sequence[Any], options: dict[str, Any]) -> Iterator[Kept]:
-        """Each array that the records keep; one that several keep counts for the first."""
+        """Yield each array that the records keep; a shared array counts for the first record."""
         self.record(args, options, SeenTape())
         seen: set[int] = set()
         for op in self.ops:
@@ -298,12 +297,12 @@ class TapeRecorder(RunRecorder):
 
 
 def _named(record: Record) -> Named:
-    """The inputs of a record that keeps them, with their names."""
+    """Return the inputs of a record that keeps them, with their names."""
     return [(name_of(record, i), x) for i, x in enumerate(record.xs) if x is not None and x.size]
 
 
 def like(arrays: Sequence[Any], xs: Sequence[Tensor]) -> list[Tensor]:
-    """Arrays as Tensors of the libraries of xs."""
+    """Return arrays as Tensors of the libraries of xs."""
     pairs = zip(arrays, xs, strict=True)
     return [wrap(BACKENDS[type(x._data)].from_numpy(np.asarray(a))) for a, x in pairs]
 
@@ -312,14 +311,14 @@ def like(arrays: Sequence[Any], xs: Sequence[Tensor]) -> list[Tensor]:
 
 
 def bare_rule(rule: Rule) -> Rule:
-    """A rule without what counts or conjugates for it."""
+    """Return a rule without the wrappers that count hits or conjugate."""
     while isinstance(rule, Conjugated | CountedRule):
         rule = rule.rule
     return rule
 
 
 def kind_of(rule: Rule, record: Record) -> tuple[RuleKind, str]:
-    """Whose rule a record has, and the rule's name and place; "" for one of the op's own."""
+    """Return the kind of a record's rule, with its name and place; "" if it is built in."""
     rule = bare_rule(rule)
     if isinstance(rule, CustomRule):
         return "custom", place(rule.custom.f)
@@ -329,7 +328,7 @@ def kind_of(rule: Rule, record: Record) -> tuple[RuleKind, str]:
 
 
 def op_type_of(record: Record) -> str:
-    """The op type of a record; the own name of a region or a custom function."""
+    """Return the op type of a record, or the name of a region or a custom function."""
     return record.rule.name if record.op.type.startswith(("_", "Custom")) else record.op.type
 
 
@@ -337,10 +336,10 @@ def op_type_of(record: Record) -> str:
 
 
 class TrueCustom(Rule):
-    """The derivative of a custom function op by op, in place of the one that its author wrote."""
+    """The derivative of a custom function op by op, which replaces its custom gradient."""
 
     def __init__(self, call: Any) -> None:
-        self.call: CustomCall = call  # (the tape inspects, so it is not a mere rule)
+        self.call: CustomCall = call  # (the tape inspects it, so it needs more than the rule)
         self.name: Any = call.name
 
     def pull(
@@ -357,7 +356,7 @@ class TrueCustom(Rule):
 
 
 def _run_again(call: CustomCall, xs: Sequence[Tensor]) -> list[Tensor]:
-    """Return a custom function's results for other tensors, by ops that have their own rules."""
+    """Return a custom function's results for other tensors, by ops with built-in rules."""
     _, args, options = call.again
     args = with_tensors(args, xs)
     value, _ = unpack(call.custom.run(args, options, lambda *tensors, **named: None), call.name)
@@ -365,20 +364,20 @@ def _run_again(call: CustomCall, xs: Sequence[Tensor]) -> list[Tensor]:
 
 
 def with_tensors(args: Any, xs: Sequence[Tensor]) -> Any:
-    """The same arguments with other Tensors in the places of those."""
+    """Return the same arguments with other Tensors in the places of their Tensors."""
     leaves, rebuild = containers.flatten(args)
     given = iter(xs)
     return rebuild([next(given) if isinstance(leaf, Tensor) else leaf for leaf in leaves])
 
 
 def make_true(records: Iterable[Record]) -> None:
-    """Put true rules into records that keep all that these need."""
+    """Put true rules into records that keep everything that these rules need."""
     for record in records:
         record.rule = true_rule(record)
 
 
 def true_rule(record: Record) -> Rule:
-    """The rule that is the derivative of a record's op."""
+    """Return the rule that is the derivative of a record's op."""
     whose, _ = kind_of(record.rule, record)
     if whose == "built-in":
         return record.rule

@@ -1,4 +1,4 @@
-"""The tools of inspection for functions of regrad."""
+"""The inspection tools for functions of regrad."""
 
 from __future__ import annotations
 
@@ -26,23 +26,22 @@ from regrad.inspection.traces import GradientTrace
 
 @helpful("trace_gradients")
 def trace_gradients(f: Callable[..., Any]) -> Callable[..., GradientTrace]:
-    """Return a function that runs `f`, and then its backward pass, and tells what ran there.
+    """Return a function that runs `f` and its backward pass, and reports the ops that ran there.
 
     Args:
-        f: A function of Tensors, arrays, numbers and containers of them that returns a Tensor. A
-            result that is not a scalar is taken with the gradient 1 for each element.
+        f: A function of Tensors, arrays, numbers and containers of them that returns a Tensor. For
+            a result that is not a scalar, the incoming gradient is 1 for each element.
 
     Returns:
-        A function of f's arguments that returns a `GradientTrace`. Gradients are taken by all
-        arguments and by the trainable Variables that f reads. For each op the trace has its rule
-        (built-in, override or custom, with the place where it was written), the line of your code
-        that ran it, and figures of the gradients that arrived and left; `trace.worst()` says what
-        is most likely wrong. What jit and checkpoint run as a whole runs op by op here, under
-        the rules in force.
+        A function of f's arguments that returns a `GradientTrace`. It differentiates by all
+        arguments and by the trainable Variables that f reads. For each op, the trace has its rule
+        (built-in, override or custom, with its source location), the line of your code that ran it,
+        and statistics of the gradients that arrived and left. `trace.worst()` returns the most
+        likely problem. Bodies of jit and checkpoint run op by op here, under the active rules.
 
     Raises:
         ArgumentError: f is not callable, or does not return a Tensor.
-        GradientError: an argument or the result cannot have a gradient.
+        GradientError: An argument or the result cannot have a gradient.
 
     >>> import regrad as rg
     >>> trace = rg.trace_gradients(lambda x: rg.sin(x * x))(rg.tensor([1.0, 2.0]))
@@ -57,16 +56,17 @@ def find_nan(f: Callable[..., Any]) -> Callable[..., NonFinite | None]:
     """Return a function that runs `f` forward and backward, and finds the first NaN or infinity.
 
     Args:
-        f: A function as `trace_gradients` takes it.
+        f: A function as in `trace_gradients`.
 
     Returns:
-        A function of f's arguments that returns a `NonFinite`, or None if all is finite: the op,
-        the line of your code that ran it, the element, what the op was given there, and the usual
-        cure. An argument or a Variable that is not finite to begin with is reported as such. An
-        infinity that spoils neither the result nor a gradient (a mask of -inf) is not a finding.
+        A function of f's arguments that returns a `NonFinite`, or None if all values are finite. It
+        has the op, the line of your code that ran it, the element, the op's inputs at that element,
+        and the usual remedy. If an argument or a Variable is not finite at the start, it is
+        reported as the origin. An infinity that affects neither the result nor a gradient (a mask
+        of -inf) is not reported.
 
     Raises:
-        ArgumentError, GradientError: as `trace_gradients`.
+        ArgumentError, GradientError: As in `trace_gradients`.
 
     >>> import regrad as rg
     >>> found = rg.find_nan(lambda x: rg.log(x).sum())(rg.tensor([1.0, 0.0]))
@@ -78,22 +78,22 @@ def find_nan(f: Callable[..., Any]) -> Callable[..., NonFinite | None]:
 
 @helpful("gradient_path")
 def gradient_path(f: Callable[..., Any], name: str) -> Callable[..., GradientPath]:
-    """Return a function that runs `f`, and tells how the gradient comes to one of its inputs.
+    """Return a function that runs `f`, and follows the gradient to one of its inputs.
 
     Args:
-        f: A function as `trace_gradients` takes it.
-        name: What to follow: an argument or a Variable by its name, `"args[0]"`, `"w"`, as the
-            inputs of a trace have it.
+        f: A function as in `trace_gradients`.
+        name: The argument or Variable to follow, by its name: `"args[0]"`, `"w"`, as in the inputs
+            of a trace.
 
     Returns:
         A function of f's arguments that returns a `GradientPath`: the ops between the result and
-        the input, each with its rule and its line, the norms of the gradients that arrived and
-        that left towards it, and where it dies: where only zeros leave, or what is not finite, or
-        where it is cut off. Print it for a table.
+        the input, each with its rule and its line, and with the norms of the gradients that arrived
+        and that left towards the input. It also has the place where the gradient dies: where only
+        zeros or non-finite values leave, or where it is cut off. Print it for a table.
 
     Raises:
-        ArgumentError: f is not differentiated by anything of that name.
-        GradientError: as `trace_gradients`.
+        ArgumentError: f has no differentiable input of that name.
+        GradientError: As in `trace_gradients`.
 
     >>> import regrad as rg
     >>> path = rg.gradient_path(lambda x, w: rg.nn.relu(x * w - 9.0).sum(), "args[1]")(2.0, 3.0)
@@ -111,29 +111,28 @@ def compare_gradients(
     surrogates: Sequence[str] = (),
     rtol: float = RTOL,
 ) -> Callable[..., GradientComparison]:
-    """Return a function that compares the gradient of `f` with another one.
+    """Return a function that compares the gradient of `f` with another gradient.
 
     Args:
-        f: A function as `trace_gradients` takes it.
-        other: None or `"true"`: the true gradient of f. All ops have their own rules, whatever
-            scope is open, and custom functions are differentiated op by op. `"differences"`:
-            central differences, in float64, of the arguments. Or another function of the same
-            arguments.
+        f: A function as in `trace_gradients`.
+        other: None or `"true"`: the true gradient of f. All ops use their built-in rules, in any
+            scope, and custom functions are differentiated op by op. `"differences"`: central
+            differences, in float64, of the arguments. Or another function of the same arguments.
         surrogates: Op types, names of rules, or names of arguments and Variables, whose gradients
-            are meant to differ. `assert_same()` of the result passes them over.
+            are intended to differ. `assert_same()` of the result ignores them.
         rtol: The tolerance, relative to the larger of both norms.
 
     Returns:
-        A function of f's arguments that returns a `GradientComparison`: a row for each argument
-        and Variable, and, next to the true gradient, a row for each input of each op under an
-        override and of each custom function, in place: the gradient that arrived there goes
-        through its rule and through its true derivative. (An override that lets no gradient
-        pass, `"StopGradient"`, has no row of its own.)
+        A function of f's arguments that returns a `GradientComparison`: a row for each argument and
+        Variable. In a comparison with the true gradient, it also has a row for each input of each
+        op under an override and of each custom function, in place: the rule and the true derivative
+        get the same incoming gradient. (An override that passes no gradient, `"StopGradient"`, has
+        no row of its own.)
 
     Raises:
-        ArgumentError: f is not callable, or other is none of these.
-        GradientError: an argument or the result cannot have a gradient, or the two gradients
-            have other shapes.
+        ArgumentError: f is not callable, or `other` is none of these.
+        GradientError: An argument or the result cannot have a gradient, or the shapes of the two
+            gradients differ.
 
     >>> import regrad as rg
     >>> with rg.gradient_override_map({"Sin": lambda dy: 2 * dy}):
@@ -148,15 +147,15 @@ def compare_gradients(
 
 @helpful("saved_bytes")
 def saved_bytes(f: Callable[..., Any]) -> Callable[..., SavedBytes]:
-    """Return a function that runs `f` and tells what its backward pass keeps in memory.
+    """Return a function that runs `f` and reports the memory that its backward pass keeps.
 
     Args:
-        f: A function as `trace_gradients` takes it; it may return anything.
+        f: A function as in `trace_gradients`, which may return anything.
 
     Returns:
         A function of f's arguments that returns `SavedBytes`: bytes by op type and line of your
-        code. An array that several ops keep is counted once, for the first. Views count as
-        what they show.
+        code. An array that several ops keep is counted once, for the first op. A view counts with
+        its visible elements.
 
     Raises:
         ArgumentError: f is not callable.
@@ -171,20 +170,20 @@ def saved_bytes(f: Callable[..., Any]) -> Callable[..., SavedBytes]:
 
 @helpful("draw")
 def draw(f: Any, *args: Any, gradients: bool = False) -> Drawing:
-    """Return a picture of what `f(*args)` runs.
+    """Return a picture of the ops that `f(*args)` runs.
 
     Args:
         f: A function of Tensors, arrays, numbers and containers of them that returns a Tensor, or
             a graph of `regrad.v1`.
-        args: Its arguments, none for a graph.
-        gradients: Whether to draw the ops of the backward pass, too.
+        args: The arguments of f; none for a graph.
+        gradients: Whether to draw the ops of the backward pass as well.
 
     Returns:
-        A `Drawing`: the ops that lead from the arguments, and from the Variables that f reads, on.
-        What jit and checkpoint run as a whole is drawn op by op. Ops lie in the functions of yours
-        that ran them; overridden ops and custom gradients stand out and name their rules. `svg`
-        draws it with Graphviz, `html` writes a page to zoom, search and open scopes in, and a
-        notebook shows it by itself.
+        A `Drawing`: the ops that depend on the arguments and on the Variables that f reads. Bodies
+        of jit and checkpoint are drawn op by op. Ops are placed in the functions of yours that ran
+        them. Overridden ops and custom gradients are highlighted and name their rules. `svg` draws
+        it with Graphviz, `html` writes a page with zoom, search and collapsible scopes, and a
+        notebook displays it directly.
 
     Raises:
         ArgumentError: f is not callable, or does not return a Tensor.
@@ -202,12 +201,12 @@ def draw(f: Any, *args: Any, gradients: bool = False) -> Drawing:
 
 
 class _Scoped(Lines):
-    """Records, with the functions of the user's that were running when each was made."""
+    """Records, with the user's functions that were running when each record was made."""
 
     def __init__(self) -> None:
         super().__init__()
         self.scopes: dict[int, tuple[str, ...]] = {}
-        self.calls: dict[FrameType, str] = {}  # (frames are kept: no two have one id)
+        self.calls: dict[FrameType, str] = {}  # (frames are kept alive, so that no id is reused)
         self.names: dict[tuple[tuple[str, ...], str], int] = {}
         self.outermost: FrameType | None = None
 
@@ -222,7 +221,7 @@ class _Scoped(Lines):
         super().append(record)
 
     def _scope(self, frames: Sequence[FrameType]) -> tuple[str, ...]:
-        """The names of these calls, without the function that is drawn, and without lambdas."""
+        """Return the names of these calls, without the drawn function, and without lambdas."""
         scope: tuple[str, ...] = ()
         for frame in frames[1:]:
             name = frame.f_code.co_name
@@ -237,19 +236,19 @@ class _Scoped(Lines):
 
 
 class ScopedTape(SeenTape):
-    """A tape that knows in which calls of the user's functions its records were made."""
+    """A tape that stores in which calls of the user's functions its records were made."""
 
     __slots__ = ()
 
     def __init__(self) -> None:
         super().__init__()
         self.entries: Any = _Scoped()
-        # what runs outside of the function that is drawn is not a scope of the picture
+        # Calls outside of the drawn function are not scopes of the picture.
         self.entries.outermost = sys._getframe(1)
 
 
 def _drawing(run: TapeRecorder, title: str) -> Drawing:
-    """The records of a run as boxes, what they take as arrows."""
+    """Return the records of a run as boxes, and their inputs as arrows."""
     sketch = Sketch()
     for name, _, x in run.sources:
         kind: BoxKind = "input" if name.startswith("args") else "variable"

@@ -1,4 +1,4 @@
-"""The ops that ran backward, in order, as data: `GradientTrace`, and the steps in it."""
+"""The ops that ran backward, in order, as data: `GradientTrace`, and its steps."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from regrad.inspection.numbers import Numbers, together
 from regrad.inspection.recorder import Named, RuleKind, RunRecorder, SeenOp, Tool, located, settled
 
 COLOURS = {"built-in": "#7a869a", "override": "#d9480f", "custom": "#1864ab"}
-GROWTH = 1e3  # the ratio of norms from which a step is worth a word, and its inverse
+GROWTH = 1e3  # the ratio of norms, or its inverse, from which worst() mentions a step
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,13 +23,13 @@ class Step:
     """One op of the backward pass.
 
     Attributes:
-        op_type: The op: regrad's op type, torch's function, JAX's primitive.
-        kind: Whether the rule is the op's own, an override, or a custom gradient.
-        rule: The rule's name and the place where it was written; "" for a built-in one.
+        op_type: The op: regrad's op type, the PyTorch function, or the JAX primitive.
+        kind: Whether the rule is built in, an override, or a custom gradient.
+        rule: The rule's name and source location; "" for a built-in rule.
         line: The line of the user's code that ran the op forward, `file:line`.
-        path: The module that it ran in (`layer1.0.relu`), or the name scope; "" if there is none.
-        arrived: Figures of the gradients that arrived, of all outputs together.
-        left: Figures of the gradient by each input: (name, figures), None for no gradient.
+        path: The module in which it ran (`layer1.0.relu`), or the name scope, or "".
+        arrived: Statistics of the incoming gradients, of all outputs together.
+        left: Statistics of the gradient by each input: (name, statistics), None for no gradient.
     """
 
     op_type: str
@@ -42,7 +42,7 @@ class Step:
 
     @property
     def sent(self) -> Numbers | None:
-        """Figures of all the gradients that left, together."""
+        """Return statistics of all gradients that left, together."""
         return together(numbers for _, numbers in self.left)
 
     @property
@@ -55,34 +55,34 @@ class Step:
 
     @property
     def dead(self) -> bool:
-        """True if something arrived that is not 0, and only zeros left."""
+        """True if a nonzero gradient arrived and only zeros left."""
         arrived, sent = self.arrived, self.sent
         return bool(arrived and sent and sent.is_zero and arrived.size and not arrived.is_zero)
 
     @property
     def breaks(self) -> bool:
-        """True if finite numbers arrived and others left."""
+        """True if finite numbers arrived and non-finite numbers left."""
         arrived, sent = self.arrived, self.sent
         return bool(sent and not sent.finite and (arrived is None or arrived.finite))
 
     @property
     def place(self) -> str:
-        """The op with its module and its line, for a message."""
+        """Return the op with its module and its line, for a message."""
         return located(self.op_type, self.line, self.path)
 
     @property
     def rule_text(self) -> str:
-        """The rule in a table."""
+        """Return the rule as text for a table."""
         return self.kind if self.kind == "built-in" else f"{self.kind}: {self.rule}"
 
 
 SymptomKind = Literal["not finite", "dead", "cut", "grows", "decays"]
-CUTS = 3  # ops that passed no gradient on, of which worst() speaks
+CUTS = 3  # maximum number of cuts that worst() reports
 
 
 @dataclass(frozen=True, slots=True)
 class Symptom:
-    """Something that is wrong with a gradient, or may be, and the step that it comes from."""
+    """A problem, or possible problem, of a gradient, and the step that causes it."""
 
     kind: SymptomKind
     step: Step
@@ -97,11 +97,11 @@ class GradientTrace:
     """The backward pass of one call: its steps in the order in which they ran.
 
     Attributes:
-        steps: One for each op.
-        inputs: The gradients by what was differentiated by: (name, figures), None for no path.
-        value: What the function returned.
-        cuts: Ops with a differentiated input that passed no gradient on (`detach`,
-            what ran under `no_grad`), where a library can tell. They ran forward only.
+        steps: One step for each op.
+        inputs: The gradients by arguments and Variables: (name, statistics), None without a path.
+        value: The return value of the function.
+        cuts: Ops with a differentiated input that passed no gradient on (`detach`, ops under
+            `no_grad`), if the library can report them. They ran forward only.
     """
 
     steps: tuple[Step, ...]
@@ -110,9 +110,9 @@ class GradientTrace:
     cuts: tuple[Step, ...] = ()
 
     def table(self) -> Table:
-        """The steps as a table: op, rule, norms, zeros, source line, module.
+        """Return the steps as a table: op, rule, norms, zeros, source line, module.
 
-        Print it, or give it to `rich`, which draws it; `rows` is the data.
+        Print it, or pass it to `rich`, which draws it; `rows` is the data.
         """
         return Table(
             ("op", "rule", "shape", "dy", "dx", "dx/dy", "zeros", "source line", "module"),
@@ -120,14 +120,16 @@ class GradientTrace:
         )
 
     def worst(self) -> list[Symptom]:
-        """Return the symptoms of what is most likely wrong, worst first.
+        """Return the symptoms of the most likely problems, worst first.
 
-        The first step that made a NaN or infinity of finite numbers; steps at which the gradient
-        died; where it was cut off, if something has none; and, if they change it a thousandfold,
-        the steps of largest growth and decay, or the line that does so little by little.
+        The first symptom is the first step that made a NaN or infinity from finite numbers. Then
+        come steps at which the gradient died, and places where it was cut off, if an input has no
+        gradient. The last symptoms are the steps of largest growth and decay if they change the
+        norm a thousandfold, or a line that does so gradually.
         """
         found = [_not_finite(step) for step in self.steps if step.breaks][:1]
-        # (of a line that runs again and again, one step may well be dead: a recurrence's first)
+        # (One step of a line that runs repeatedly may have a zero gradient, for example the first
+        # step of a recurrence.)
         alive = {(s.op_type, s.line) for s in self.steps if s.sent and not s.sent.is_zero}
         dead = [step for step in self.steps if step.dead]
         found += [_dead(step) for step in dead if (step.op_type, step.line) not in alive]
@@ -145,15 +147,15 @@ class GradientTrace:
         return found + [_dead(step) for step in dead if (step.op_type, step.line) in alive]
 
     def plot(self, ax: Any = None) -> Any:
-        """Draw the norm that arrived at each op and that left it, on a log scale, with matplotlib.
+        """Draw the norms that arrived at and left each op, on a log scale, with matplotlib.
 
         Args:
-            ax: The matplotlib Axes to draw into; by default new ones.
+            ax: The matplotlib Axes to draw into; by default, new Axes.
 
         Returns:
-            The Axes. The backward pass goes from left to right. Ops whose rule is an override or a
-            custom gradient have a colour of their own; crosses mark gradients that died, red lines
-            those that are not finite.
+            The Axes. The backward pass goes from left to right. Ops with an override or a custom
+            gradient have a separate color. Crosses mark gradients that died, and red lines mark
+            non-finite gradients.
         """
         steps = self.steps
         ax = axes_of(ax, max(6.0, 0.22 * len(steps)), 4.0)
@@ -190,7 +192,7 @@ class GradientTrace:
 
 
 def axes_of(ax: Any, width: float, height: float) -> Any:
-    """The Axes to draw into: these, or new ones of a size."""
+    """Return the Axes to draw into: these, or new Axes of a size."""
     if ax is not None:
         return ax
     plt = needed("matplotlib.pyplot", "viz", "rg.plot")
@@ -198,7 +200,7 @@ def axes_of(ax: Any, width: float, height: float) -> Any:
 
 
 def _above_zero(norms: np.ndarray) -> np.ndarray:
-    """Norms for a log scale, which has no place for 0 and what is not finite."""
+    """Return norms for a log scale, which cannot show 0 or non-finite values."""
     return np.where((norms > 0) & np.isfinite(norms), norms, np.nan)
 
 
@@ -235,12 +237,15 @@ def _dead(step: Step) -> Symptom:
 def _cut(step: Step, inputs: Sequence[tuple[str, Numbers | None]]) -> Symptom:
     without = [name for name, numbers in inputs if numbers is None]
     more = f" and {len(without) - 3} more" if len(without) > 3 else ""
-    text = f"cut: {step.place} passes no gradient on; none came to {', '.join(without[:3])}{more}"
+    text = (
+        f"cut: {step.place} passes no gradient on; there is no gradient by "
+        f"{', '.join(without[:3])}{more}"
+    )
     return Symptom("cut", step, text)
 
 
 def _gradual(steps: Sequence[Step], known: set[SymptomKind]) -> list[Symptom]:
-    """Ops that change the norm a thousandfold together: the steps of a line, or of an op type."""
+    """Return ops of one line, or of one type, that together change the norm a thousandfold."""
     found: list[Symptom] = []
     for key in (lambda step: (step.op_type, step.line), lambda step: (step.op_type,)):
         groups: dict[Any, list[Step]] = {}
@@ -249,7 +254,7 @@ def _gradual(steps: Sequence[Step], known: set[SymptomKind]) -> list[Symptom]:
         sums = [(sum(math.log(s.growth) for s in group), group) for group in groups.values()]
         for total, group in sorted(sums, key=lambda pair: -abs(pair[0])):
             kind: SymptomKind = "grows" if total > 0 else "decays"
-            # (the norm itself must have changed on the way: others may make up for these)
+            # (The norm itself must have changed on the path: other ops may compensate for these.)
             over = math.log(group[-1].sent.norm / group[0].arrived.norm)  # pyright: ignore
             least = min(abs(total), over if total > 0 else -over)
             if len(group) > 1 and least >= math.log(GROWTH) and kind not in known:
@@ -269,12 +274,13 @@ def _changes(kind: SymptomKind, step: Step, factor: float, steps: str = "") -> S
 
 
 class Tracer(Tool):
-    """Takes figures of each gradient that passes."""
+    """Stores statistics of each gradient in a backward pass."""
 
     def __init__(self, recorder: RunRecorder) -> None:
         self.figures: Callable[[Any], Any] = recorder.figures
         self.made: list[tuple[SeenOp, list[Any], list[tuple[str, Any]]]] = []
-        self.last: dict[SeenOp, list[tuple[str, Any]]] = {}  # what left an op, when it last ran
+        # gradients that left an op when it last ran
+        self.last: dict[SeenOp, list[tuple[str, Any]]] = {}
 
     def arrived(self, op: SeenOp, dys: Sequence[Any]) -> None:
         self.last[op] = []
@@ -284,7 +290,7 @@ class Tracer(Tool):
         self.last[op] += [(name, self.figures(dx)) for name, dx in dxs]
 
     def steps(self) -> list[Step]:
-        """The steps, in the order in which they ran."""
+        """Return the steps, in the order in which they ran."""
         made = []
         for op, dys, dxs in self.made:
             left = [(name, settled(figures)) for name, figures in dxs]
@@ -295,7 +301,7 @@ class Tracer(Tool):
 def step_of(
     op: SeenOp, arrived: Numbers | None = None, left: Sequence[tuple[str, Numbers | None]] = ()
 ) -> Step:
-    """A step that is made of an op."""
+    """Return a step for an op."""
     return Step(op.op_type, op.kind, op.rule, op.line, op.path, arrived, tuple(left))
 
 

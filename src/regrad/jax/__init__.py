@@ -1,6 +1,6 @@
-"""Overrides, custom gradients and sight for JAX programs, unedited: Flax, Equinox, Haiku.
+"""Overrides, custom gradients and inspection for unedited JAX programs: Flax, Equinox, Haiku.
 
-It needs JAX, and is loaded when it is first used.
+This package needs JAX, and is loaded when it is first used.
 """
 
 from regrad.core.extras import missing as _missing

@@ -1,9 +1,9 @@
-"""Functions of JAX's that leave no boundary in a program, found again by what they compute.
+"""JAX functions that leave no boundary in a program, found again by their equations.
 
-JAX notes for each equation which code was running. Where that is such a function, the equations
-that it makes for these operands are known: it is traced once more, and compared. If they are the
-same, they are put into one call, as if JAX had compiled the function; a call that is not
-recognised is refused by name.
+JAX records for each equation which code was running. If this code is a function of a key, regrad
+traces the function once more for these operands, and compares the equations. If they are the same,
+regrad puts them into one call, as if JAX had compiled the function. If they differ, regrad raises
+an error that names the call.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ def restore_calls(
 ) -> Iterator[tuple[Any, FunctionKey | None]]:
     """Yield a program's equations, with the calls of keys that JAX has inlined as one each.
 
-    With an equation of a call that was not recognised comes its key. `values` are keys whose values
-    are replaced, so that calls count without a gradient, too.
+    An equation of a call that was not recognized comes with its key. `values` are keys whose values
+    are replaced, so their calls count even without a gradient.
     """
     eqns, at = jaxpr.eqns, 0
     while at < len(eqns):
@@ -39,7 +39,8 @@ def restore_calls(
             or key in values
             or all(is_float(v.aval) for v in (*call.invars, *call.outvars))
         ):
-            # (a conversion to the `dtype` of a mean is none of it, nor does it tell one)
+            # (The conversion to the `dtype` of a mean is not a part of it, and does not identify
+            # one.)
             yield call, (None if found or call.primitive.name == "convert_element_type" else key)
         else:  # nothing to differentiate
             yield from ((eqn, None) for eqn in eqns[at : at + count])
@@ -52,13 +53,13 @@ def was_running(key: FunctionKey, eqn: core.JaxprEqn) -> bool:
 
 
 def _call(key: FunctionKey, eqns: Sequence[Any], outs: Sequence[Any]) -> tuple[Any, int] | None:
-    """The call with which equations begin, and how many of them it takes."""
+    """Return the call with which equations begin, and the number of equations that it takes."""
     given = [v for v in eqns[0].invars if not isinstance(v, core.Literal) and v.aval.dtype != bool]
     for x, options in itertools.product(given[:1], key.options(eqns)):
         kind = x.aval.shape, x.aval.dtype, getattr(x.aval, "weak_type", False)
         try:
             expected = _trace(key.function, *kind, tuple(options.items()))
-        except (TypeError, ValueError):  # the options are those of a call on another operand
+        except (TypeError, ValueError):  # the options belong to a call on another operand
             continue
         count = len(expected.eqns)
         names = _match(expected, eqns[:count], x)
@@ -70,7 +71,7 @@ def _call(key: FunctionKey, eqns: Sequence[Any], outs: Sequence[Any]) -> tuple[A
 
 
 def _escapes(eqns: Sequence[Any], count: int, y: core.Var, outs: Sequence[Any]) -> bool:
-    """Return whether another result than y of the first equations is read by the rest."""
+    """Return whether the remaining equations read another result than y of the first ones."""
     read = [*outs, *(v for eqn in eqns[count:] for v in eqn.invars)]
     inner = {v for eqn in eqns[:count] for v in eqn.outvars if v is not y}
     return any(not isinstance(v, core.Literal) and v in inner for v in read)
@@ -83,7 +84,7 @@ def _trace(function: Callable[..., Any], shape: Any, dtype: Any, weak: bool, opt
 
 
 def _match(expected: core.Jaxpr, eqns: Sequence[Any], x: core.Var) -> dict[Any, Any] | None:
-    """The variables of these equations by those of a program that is the same, if it is."""
+    """Return the variables of these equations by an equal program's variables, or None."""
     names = {expected.invars[0]: x}
     if len(eqns) != len(expected.eqns) or expected.constvars:
         return None

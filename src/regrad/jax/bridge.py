@@ -1,4 +1,4 @@
-"""`from_regrad`: a regrad function as a JAX function, with its rules in force."""
+"""`from_regrad`: a regrad function as a JAX function, with its rules active."""
 
 from __future__ import annotations
 
@@ -37,26 +37,28 @@ from regrad.transforms.replay import Captured
 
 
 def from_regrad(f: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function of regrad's Tensors as one of JAX's arrays.
+    """Return a function of regrad's Tensors as a function of JAX arrays.
 
     Args:
-        f: takes and returns Tensors, or containers of them (what `jax.tree_util` opens).
+        f: Takes and returns Tensors, or pytrees of them (containers that `jax.tree_util` opens).
 
-    JAX's arrays (and NumPy's) among the arguments come in as Tensors, everything else as it is.
-    The results are JAX's arrays, of any shape. Rules count at every order: those of f's ops,
-    those of overrides that are in force when the function is called, and those of `custom_grad`.
-    The function can be differentiated (forward where its rules are linear in the gradient that
-    arrives), batched and compiled by JAX, which keeps a trace for each map of overrides and each
-    default dtype; hits are counted where it traces. Tensors and Variables that f reaches by itself
-    are constants. Complex gradients are handed over in the convention of each side.
+    f receives JAX arrays (and NumPy arrays) among the arguments as Tensors, and everything else
+    unchanged. The results are JAX arrays, of any shape. Rules apply at every order: the rules of
+    f's ops, the overrides that are active when the function is called, and the gradients of
+    `custom_grad`. JAX can differentiate the function (forward mode needs rules that are linear in
+    the incoming gradient), batch it and compile it. JAX keeps a trace for each map of overrides and
+    each default dtype; hits are counted when JAX traces. Tensors and Variables that f reaches
+    through its closure are constants. Complex gradients are converted to the convention of each
+    side.
 
     Raises:
-        GradientError: f reaches a Tensor or an array that is being differentiated without
-            taking it as an argument; forward mode meets a rule that is not linear; an override
-            is in force in a context that was copied by hand from another thread or task.
+        GradientError: f reaches a Tensor or an array that is being differentiated without taking it
+            as an argument; forward mode reaches a rule that is not linear; an override is active in
+            a context that was copied by hand from another thread or task.
         ArgumentError: f assigns to a Variable, or does not return Tensors.
 
-    Source: PyTorch's `torch2jax` and TensorFlow's `jax2tf.call_tf`, which do this for those.
+    Source: PyTorch's `torch2jax` and TensorFlow's `jax2tf.call_tf`, which do the same for these
+    libraries.
 
     >>> import jax, jax.numpy as jnp, regrad as rg
     >>> with rg.gradient_override_map({"Sign": "Identity"}):
@@ -92,7 +94,7 @@ def _to_jax(array: Any) -> Any:
         return array
     if isinstance(array, np.ndarray | np.generic):
         return JAX.from_numpy(np.asarray(array))
-    raise ArgumentError(f"from_regrad: expected an array of JAX or NumPy, got {kind(array)}")
+    raise ArgumentError(f"from_regrad: expected a JAX or NumPy array, got {kind(array)}")
 
 
 def _result(y: Any, name: str) -> Tensor:
@@ -107,26 +109,27 @@ def _result(y: Any, name: str) -> Tensor:
 
 
 class Finder(Region):
-    """The region of a first run: it notes the arrays that the body reaches by itself."""
+    """The region of a first run: it records arrays that the body reaches by its closure."""
 
     def __init__(self, kind: str) -> None:
         super().__init__(kind, traced=True)
         self.arrays: list[Any] = []
-        self.trace: Any = None  # JAX's
+        self.trace: Any = None  # JAX's trace
 
     def array(self, value: Any) -> Tensor:
         known = id(value) in map(id, self.arrays)
-        # what the body has computed by JAX itself is not reached from outside
+        # Arrays that the body has computed with JAX functions do not come from outside.
         if isinstance(value, jax.Array) and not known and trace_of(value) is not self.trace:
             self.arrays.append(value)
         return super().array(value)
 
 
-OVER: weakref.WeakSet[Any] = weakref.WeakSet()  # traces of first runs: arrays of theirs are dead
+# traces of first runs, whose arrays can no longer be used
+OVER: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def _is_dead(array: Any) -> bool:
-    """Return whether an array belongs to a first run that is over, or to a loop inside it."""
+    """Return whether an array belongs to a finished first run, or to a loop inside it."""
     trace = trace_of(array)
     while trace is not None and trace not in OVER:
         trace = trace_around(trace)
@@ -134,7 +137,7 @@ def _is_dead(array: Any) -> bool:
 
 
 def bridge(flat: Flat, arrays: Sequence[Any], name: str) -> list[Any]:
-    """A flat function of Tensors, run on JAX's arrays, with its gradient in regrad."""
+    """Run a flat function of Tensors on JAX arrays, with its gradient in regrad."""
     need(GRADIENTS)
     state = current()
     overrides = None if state is None else state.overrides
@@ -163,9 +166,9 @@ def bridge(flat: Flat, arrays: Sequence[Any], name: str) -> list[Any]:
     captured = [*region.captured, *region.arrays]
     if any(map(_is_dead, outside)):
         raise GradientError(
-            f"{name}: a rule or gradient function uses an array that the function has computed by "
-            "JAX's own functions, and kept (in a closure, or by `save`). regrad cannot compute it "
-            "again from the inputs. Compute it by regrad's functions."
+            f"{name}: a rule or gradient function uses an array that the function computed with "
+            "JAX's own functions and kept (in a closure, or by `save`). regrad cannot compute it "
+            "again from the inputs. Compute it with regrad's functions."
         )
     body = BodyFunction(flat, len(arrays), captured, overrides, name)
     inputs = [*arrays, *outside]
@@ -176,7 +179,7 @@ def bridge(flat: Flat, arrays: Sequence[Any], name: str) -> list[Any]:
 
 
 def JAX_data(x: Tensor) -> Any:
-    """A Tensor's values as JAX's array."""
+    """Return a Tensor's values as a JAX array."""
     return x._data if isinstance(x._data, jax.Array) else JAX.from_numpy(x.numpy())
 
 
@@ -185,7 +188,7 @@ def _data(ys: Sequence[Tensor]) -> list[Any]:
 
 
 def _make_runner(flat: Flat) -> Callable[..., list[Any]]:
-    """A flat function on arrays, with nothing in force."""
+    """Return a flat function on arrays, without active scopes."""
 
     def run(*xs: Any) -> list[Any]:
         with in_state(None):
@@ -195,7 +198,7 @@ def _make_runner(flat: Flat) -> Callable[..., list[Any]]:
 
 
 class RegradGradient(EquationGradient):
-    """The gradient of a flat function, by regrad; that gradient is bridged in turn."""
+    """The gradient of a flat function, by regrad; this gradient is bridged in turn."""
 
     sparse = True
 
@@ -230,5 +233,5 @@ class RegradGradient(EquationGradient):
 
 
 def conjugate(dx: jax.Array | None) -> Any:
-    """A gradient in the other convention: JAX's is the conjugate of TensorFlow's and regrad's."""
+    """Return a gradient in the other convention: JAX's is the conjugate of regrad's."""
     return dx.conj() if dx is not None and np.issubdtype(dx.dtype, np.complexfloating) else dx

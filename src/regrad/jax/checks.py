@@ -42,31 +42,31 @@ def gradient_report(
     atol: float | None = None,
     seed: int = 0,
 ) -> GradientReport:
-    """Compare the gradients of a JAX function at `args` with differences, to the given order.
+    """Compare the gradients of a JAX function at `args` with differences, up to an order.
 
     Args:
-        f: A function as `trace_gradients` takes it.
-        args: Its arguments. Floats are taken in float64, whatever JAX is set to; integers and
-            bools are passed on.
+        f: A function as in `trace_gradients`.
+        args: The list of its arguments. Floats are converted to float64, whatever JAX's settings
+            are; integers and bools are passed on.
         order: 1 checks the gradient, 2 also the gradient of the gradient, by the arguments and by
-            the gradient that arrives (`dy` in findings; `dy2` is what arrives at order 2), and so
-            on. The first order that is wrong is the last that is checked.
+            the incoming gradient (`dy` in findings; `dy2` is the incoming gradient at order 2), and
+            so on. The check stops at the first wrong order.
         argnums: See `trace_gradients`.
         has_aux: See `trace_gradients`.
-        step: The largest step, the same for all; by default relative to each element.
-        rtol: Tolerance relative to the numbers compared, by default 1e-6.
-        atol: Absolute tolerance, by default 0. The rounding of f is allowed for anyway.
-        seed: Of the random directions and of the weights of the outputs.
+        step: The largest step, the same for all elements; by default relative to each element.
+        rtol: Tolerance relative to the compared numbers, by default 1e-6.
+        atol: Absolute tolerance, by default 0. The check always allows for the rounding of f.
+        seed: The seed of the random directions and of the weights of the outputs.
 
     Returns:
-        A `GradientReport`. Reverse mode is checked, and forward mode where f has it (a
-        `jax.custom_vjp` has none). `causes` are the rules that are wrong by themselves: each
-        `custom_vjp`, `custom_jvp`, `custom_grad` and `override` on the way is checked alone, with
-        what it was given in this run; where none is wrong, each `stop_gradient` that you wrote.
+        A `GradientReport`. It covers reverse mode, and forward mode if f has it (a `jax.custom_vjp`
+        has none). `causes` are the rules that are wrong by themselves. Each `custom_vjp`,
+        `custom_jvp`, `custom_grad` and `override` on the path is checked alone, at its inputs in
+        this run. If none is wrong, the causes are the `stop_gradient` calls that you wrote.
 
     Raises:
-        ArgumentError: args is not a list, or order is less than 1.
-        GradientError: as `trace_gradients`.
+        ArgumentError: `args` is not a list, or `order` is less than 1.
+        GradientError: As in `trace_gradients`.
 
     >>> import jax, jax.numpy as jnp, regrad as rg
     >>> @jax.custom_vjp
@@ -91,11 +91,11 @@ def gradient_report(
 
 @raising(gradient_report)
 def check_gradients() -> None:
-    """Check the gradients of a JAX function at `args` against differences, to the given order.
+    """Check the gradients of a JAX function at `args` against differences, up to an order.
 
     Args:
-        f: A function as `trace_gradients` takes it.
-        args: Its arguments.
+        f: A function as in `trace_gradients`.
+        args: The list of its arguments.
         order: See `gradient_report`.
         argnums: See `trace_gradients`.
         has_aux: See `trace_gradients`.
@@ -105,11 +105,11 @@ def check_gradients() -> None:
         seed: See `gradient_report`.
 
     Raises:
-        GradientCheckError: `gradient_report`, which takes the same arguments, finds something.
-            The message names order, mode, input, element and numbers, and the rules that
-            disagree with differences of their op alone. What differences cannot judge (a kink,
-            rounding) is not an error; the report has it.
-        ArgumentError: nothing could be compared: there are no elements, or no finite values.
+        GradientCheckError: `gradient_report`, which takes the same arguments, finds an error. The
+            message names order, mode, input, element and numbers, and the rules that disagree with
+            differences of their op alone. An inconclusive comparison (a kink, rounding) is not an
+            error; it is in the report.
+        ArgumentError: There is nothing to compare: no elements, or no finite values.
 
     Source: `check_grads` of HIPS autograd and JAX.
 
@@ -120,7 +120,7 @@ def check_gradients() -> None:
 
 @contextmanager
 def _telling() -> Iterator[None]:
-    """Say in errors what a function may not close over."""
+    """Add to errors that a function closes over a differentiated array."""
     try:
         yield
     except jax.errors.UnexpectedTracerError as error:
@@ -128,7 +128,7 @@ def _telling() -> Iterator[None]:
 
 
 class CompiledWithPull:
-    """A function, and its pull, each compiled once."""
+    """A function and its pull, each compiled once."""
 
     def __init__(self, f: Flat) -> None:
         self.run: Any = jax.jit(f)
@@ -139,7 +139,7 @@ class CompiledWithPull:
 
 
 class JaxArrays(Library):
-    """JAX: pulls by `jax.vjp`, compiled, and pushes by `jax.jvp` where a function has it."""
+    """The JAX library: pulls by `jax.vjp`, compiled, and pushes by `jax.jvp` where possible."""
 
     array: Callable[..., Any] = staticmethod(np.asarray)
     zeros: Callable[..., Any] = staticmethod(jax.numpy.zeros_like)
@@ -157,7 +157,7 @@ class JaxArrays(Library):
     def push(self, f: Flat, xs: Sequence[Any]) -> Callable[..., list[Any]] | None:
         push = jax.jit(lambda xs, dxs: jax.jvp(f, (xs,), (dxs,))[1])
         try:
-            push.lower(list(xs), list(xs))  # (a custom_vjp says no when it is compiled)
+            push.lower(list(xs), list(xs))  # (a custom_vjp raises when it is compiled)
         except (TypeError, GradientError) as error:
             if "forward" not in str(error):
                 raise
@@ -169,7 +169,7 @@ JAX_ARRAYS = JaxArrays()
 
 
 def _found(settings: Settings, f: Flat, xs: Sequence[Any], orders: int) -> list[Finding]:
-    """The findings about rules that are not JAX's own; if there are none, about what is stopped."""
+    """Return the findings on rules that are not JAX's own; without any, on stopped gradients."""
     program = jax.make_jaxpr(lambda *xs: f(list(xs)))(*xs)
     places = range(len(xs)), range(len(program.out_avals))
     ran = ProgramRun(program, xs, *places, keeps=True).ran
@@ -178,4 +178,5 @@ def _found(settings: Settings, f: Flat, xs: Sequence[Any], orders: int) -> list[
     found = ([c for each in suspects for c in wrong(JAX_ARRAYS, each, orders, settings)]
              for suspects in (with_rules, stopped))  # fmt: skip
     unique = {(c.rule, c.input, c.order): c for c in next(filter(None, found), [])}
-    return [*unique.values()]  # (the last of each: forward mode, where that is wrong too)
+    # (the last finding of each rule: forward mode, if that is wrong as well)
+    return [*unique.values()]

@@ -1,4 +1,4 @@
-"""Functions with a derivative of their own that hold an overridden op: opened, or left closed."""
+"""Functions with a custom derivative that contain an overridden op: opened, or left closed."""
 
 from __future__ import annotations
 
@@ -14,13 +14,15 @@ from regrad.jax.host import programs
 from regrad.jax.host.programs import JAX, codes, source
 from regrad.jax.keys import find_definition
 
-CARRIERS = (functools.__file__, contextlib.__file__, "<")  # call what others wrote
+# files of code that calls the user's functions
+CARRIERS = (functools.__file__, contextlib.__file__, "<")
 
 
 class Closed(NamedTuple):
-    """A function that was left closed, and the keys whose ops are inside.
+    """A function that was left closed, and the keys whose ops it contains.
 
-    `own` says that the function is JAX's, and so are these ops; `kept`, that the user said so.
+    `own` means that the function and these ops belong to JAX; `kept` means that the user named it
+    in keep=.
     """
 
     name: str
@@ -32,7 +34,7 @@ class Closed(NamedTuple):
 
 
 class ClosedFunctionPolicy:
-    """The functions with a derivative of their own that are to be opened, or to be kept."""
+    """The functions with a custom derivative that the user wants to open or to keep."""
 
     def __init__(self, open: Iterable[Any], keep: Iterable[Any]) -> None:
         self.open: list[str] = [_name_of("open", each) for each in _check_list("open", open)]
@@ -53,7 +55,7 @@ class ClosedFunctionPolicy:
 def _check_list(what: str, given: Any) -> Iterable[Any]:
     if isinstance(given, str) or not isinstance(given, Iterable):
         raise ArgumentError(
-            f"override: {what}= expected a list of names or functions, got {kind(given)}; "
+            f"override: expected {what}= to be a list of names or functions, got {kind(given)}; "
             f"write {what}=[{given!r:.40}]"
         )
     return given
@@ -64,7 +66,8 @@ def _name_of(what: str, given: Any) -> str:
         return given
     if not callable(given):
         raise ArgumentError(
-            f"override: {what}= expected names or functions, got {given!r:.60} ({kind(given)})"
+            f"override: expected {what}= to contain names or functions, got {given!r:.60} "
+            f"({kind(given)})"
         )
     with contextlib.suppress(ArgumentError):
         return " at ".join(find_definition(given))
@@ -79,17 +82,17 @@ def _names(body: core.Jaxpr | core.ClosedJaxpr) -> set[str]:
 
 
 def name_and_place(body: core.Jaxpr | core.ClosedJaxpr) -> tuple[str, str]:
-    """The name of the function that a program was made of, and where it was written."""
+    """Return the name and the source location of the function from which a program was made."""
     name, _, place = source(body).partition(" at ")
     return name or "a function", place
 
 
 def of_jax(jaxpr: core.Jaxpr, eqn: core.JaxprEqn, around: Sequence[Any]) -> bool:
-    """Return whether an equation of a program comes from code of JAX's alone.
+    """Return whether an equation of a program comes from JAX's own code alone.
 
-    A function of JAX's may call functions that it was given; then their code stands between. If
-    the function itself is nowhere, JAX has inlined it: then whoever called it stands there, as in
-    the equations `around`.
+    A JAX function may call functions that were passed to it; the user's code is then between the
+    frames. If the function itself has no frame, JAX has inlined it, and the frame of its caller is
+    there instead, as in the equations `around`.
     """
     place = name_and_place(jaxpr)[1]
     if not place.startswith(JAX):
@@ -112,13 +115,13 @@ def _caller(eqn: core.JaxprEqn) -> Any:
 
 
 def check_solve(bindings: Sequence[Any], where: str) -> None:
-    """Refuse rules for the first derivative alone in the map of a linear solve."""
+    """Raise for rules with order=1 in the map of a linear solve."""
     once = [binding for binding in bindings if binding.once and not binding.native]
     if once:
         raise GradientError(
             f"override: {once[0].op_type!r} occurs in a linear solve ({where}), which JAX "
-            "differentiates as a whole, by the rule at every order, and the rule has order=1. "
-            "Solve outside of the function, or let the rules hold at every order (order=None)."
+            "differentiates as a whole, with the rule at every order, and the rule has order=1. "
+            "Move the solve out of the function, or apply the rules at every order (order=None)."
         )
 
 
@@ -129,18 +132,18 @@ def advice(closed: Sequence[Closed]) -> str:
         f"{', '.join(map(repr, sorted(c.keys)))}"
         for c in closed
     )
-    said = f"{'; '.join(each)}, and has a derivative of its own"
+    said = f"{'; '.join(each)}, and has a custom derivative"
     if all(c.kept for c in closed):
-        return f"{said}, which keep= leaves as it is."
+        return f"{said}, which keep= leaves unchanged."
     names = ", ".join(repr(name) for name in dict.fromkeys(c.name for c in closed if not c.kept))
     return (
-        f"{said}, so no rule would run inside. "
-        f"Pass open=[{names}] to differentiate it op by op, or keep=[{names}] to leave it as it is."
+        f"{said}, so no rule would run inside. Pass open=[{names}] to differentiate it op by op, "
+        f"or keep=[{names}] to leave it unchanged."
     )
 
 
 def name_of(eqn: core.JaxprEqn, body: Any) -> str:
-    """Return the name of a function with a derivative of its own."""
+    """Return the name of a function with a custom derivative."""
     return programs.name_of(eqn) if body is None else name_and_place(body)[0]
 
 
@@ -151,25 +154,25 @@ def derived_error(binding: Any, where: str, how: str = "occurs") -> GradientErro
     """Return the error for an op that the function differentiates itself."""
     return GradientError(
         f"override: {binding.key.label!r} {how} where the function differentiates it itself "
-        f"({where}), which JAX has done before the rule could count. Put the override inside: "
+        f"({where}), which happened before the rule could apply. Put the override inside: "
         "jax.grad(rg.jax.override(loss, …)), and leave the rest of the function outside."
     )
 
 
 def batched_error(binding: Any, where: str) -> GradientError:
-    """Return the error for an op that was batched before single examples could be seen."""
+    """Return the error for an op that was batched before the override saw single examples."""
     return GradientError(
-        f"override: {binding.key.label!r} occurs in a program that was batched before the override "
-        f"could see single examples ({where}): by a vmap with spmd_axis_name, of a custom_vmap, or "
-        "outside of the function that is called. Put the vmap outside, "
+        f"override: {binding.key.label!r} occurs in a program that was batched before the "
+        f"override could see single examples ({where}): by a vmap with spmd_axis_name, of a "
+        "custom_vmap, or outside of the called function. Put the vmap outside, "
         "jax.vmap(rg.jax.override(f, …))."
     )
 
 
 def hidden_error(inner: Any, whole: Any, where: str) -> PassedOverError:
-    """Return the error for an op inside of a call that has a rule as a whole."""
+    """Return the error for an op inside of a call that has a rule for the whole call."""
     return PassedOverError(
-        f"override: {inner.shown} occurs inside of a call that has a rule as a whole by "
-        f"{whole.place!r} ({where}): that decides, and the other rule would never run. Name other "
-        f"modules, or pass keep=[{whole.place!r}]."
+        f"override: {inner.shown} occurs inside of a call that has a rule for the whole call by "
+        f"{whole.place!r} ({where}): the rule for the call has priority, and the other rule would "
+        f"never run. Name other modules, or pass keep=[{whole.place!r}]."
     )

@@ -1,4 +1,4 @@
-"""`custom_grad` for functions of JAX's arrays."""
+"""`custom_grad` for functions of JAX arrays."""
 
 from __future__ import annotations
 
@@ -32,30 +32,30 @@ ARRAYS: Any = (jax.Array, np.ndarray, np.generic)
 
 
 def custom_grad(f: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function of JAX's arrays with a gradient of your own.
+    """Return a function of JAX arrays with a custom gradient.
 
     Args:
         f: `f(*inputs, save)` returns `{"value": y, "grad_func": g}` or a pair `(y, g)`, as for
-            `regrad.custom_grad`. `y` is an array or a container of arrays; `save` may be left
-            out.
+            `regrad.custom_grad`. `y` is an array or a container of arrays; f may omit the parameter
+            `save`.
 
-    Arrays among the positional arguments, also inside containers, are the inputs; all else passes
-    through. `g(dy, saved)`, or `g(dy)`, returns the gradients as a list with one entry per argument
-    that holds arrays, in order. An entry has its argument's structure, with arrays of the inputs'
-    shapes and dtypes: for `{"w": w, "b": b}` a dict with these keys (a list and a tuple are
-    alike). None, for an argument or any part of it, means no gradient. If there is only one such
-    argument, its entry alone will do.
+    Arrays among the positional arguments, also inside containers, are the inputs; all other
+    arguments are passed through. `g(dy, saved)`, or `g(dy)`, returns the gradients as a list with
+    one entry per argument that holds arrays, in order. An entry has its argument's structure, with
+    arrays of the inputs' shapes and dtypes: for `{"w": w, "b": b}` a dict with these keys (a list
+    and a tuple are equivalent). None, for an argument or any part of it, means no gradient. If
+    there is only one such argument, g may return its entry alone.
 
-    f is traced, as `jax.jit` does it, and so is g. What g uses keeps its own history, so
-    derivatives of every order are what the code of g says; the output itself is differentiated
-    by g. Backward mode works at any order, forward mode where g is linear in `dy`. Complex
-    gradients follow regrad's convention (TensorFlow's), which is the conjugate of JAX's.
+    f and g are traced, as in `jax.jit`. Values that g uses keep their own history, so the code of g
+    defines the derivatives of every order; the output itself is differentiated by g. Reverse mode
+    works at any order, forward mode if g is linear in `dy`. Complex gradients follow regrad's
+    convention (TensorFlow's), which is the conjugate of JAX's.
 
     Raises:
-        ArgumentError: f does not return a value and a gradient function; `save` is misused; a
-            Tensor of regrad turns up (`from_regrad` makes a JAX function of one of regrad's).
-        GradientError: f closes over an array that is being differentiated, or gets one by
-            keyword, instead of taking it as an input; forward mode meets a g that is not linear.
+        ArgumentError: f does not return a value and a gradient function; `save` is misused; f
+            returns a Tensor of regrad (`from_regrad` makes a JAX function of a regrad function).
+        GradientError: f closes over an array that is being differentiated, or gets one by keyword,
+            instead of taking it as an input; forward mode reaches a g that is not linear.
         RuleError: g returns gradients of the wrong structure, kind, shape or dtype.
 
     Source: `tf.customGrad` of TensorFlow.js.
@@ -78,7 +78,7 @@ def custom_grad(f: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class CustomJaxCall(SavedValues):
-    """One call: f and its gradient function traced, and what leads from one to the other."""
+    """One call: traces of f and of its gradient function, and the values that connect them."""
 
     array = ARRAYS, "an array", "astype"
 
@@ -112,12 +112,12 @@ class CustomJaxCall(SavedValues):
 
     def _ours(self, what: str) -> ArgumentError:
         return ArgumentError(
-            f"custom_grad of regrad.jax: in {self.name} {what} is a Tensor of regrad, expected "
-            "an array of JAX. rg.jax.from_regrad(f) makes a JAX function of one of regrad's."
+            f"custom_grad of regrad.jax: in {self.name} {what} is a Tensor of regrad, expected a "
+            "JAX array. rg.jax.from_regrad(f) makes a JAX function of a regrad function."
         )
 
     def traced(self, *xs: Any) -> list[Any]:
-        """f and, right after it, its gradient function: values, then what the latter needs."""
+        """Return the values of f, then the arrays that its gradient function needs."""
         args = self.close(replaced(self.leaves, self.places, xs))
         value, grad_func = self.unpack(self.custom.run(args, self.options, self.save))
         self.result: containers.Rebuild
@@ -129,12 +129,12 @@ class CustomJaxCall(SavedValues):
         return [*ys, *self.back.consts]
 
     def trace_gradient(self, grad_func: Callable[..., Any], ys: Sequence[Any]) -> None:
-        """The gradient function as a program; its constants are what it takes from f."""
+        """Trace the gradient function to a program, whose constants come from f."""
 
         def back(*dys: Any) -> list[Any]:
             zeros = map(jax.numpy.zeros_like, ys)
             dy = self.result(replaced(zeros, self.floats, map(conjugate, dys)))
-            # (all are wanted here; JAX removes the unused ones from the program)
+            # (Request all gradients here; JAX removes the unused ones from the program.)
             needs = lambda: self.arguments.needs([True] * len(self.places))  # noqa: E731
             answer = self.custom.pull(grad_func, dy, self.saved, needs)
             return [self.check(dx, i) for i, dx in enumerate(self.arguments.leaves(answer))]
@@ -145,18 +145,18 @@ class CustomJaxCall(SavedValues):
         }
 
     def unpack(self, answer: Any) -> tuple[Any, Callable[..., Any]]:
-        """`(value, grad_func)` from what f returned."""
+        """Return `(value, grad_func)` from the result of f."""
         if any(isinstance(leaf, Tensor) for leaf in jax.tree_util.tree_leaves(answer)):
             raise self._ours("the value")
         try:
             return unpack(answer, self.name, ARRAYS)
-        except ArgumentError as error:  # whose words are those of libraries that have Tensors
+        except ArgumentError as error:  # whose message is written for libraries with Tensors
             raise ArgumentError(str(error).replace("a Tensor (", "an array (")) from None
 
     # -- what the gradient function answers ----------------------------------------------------
 
     def check(self, dx: jax.Array | None, i: int) -> Any:
-        """The gradient by an input in JAX's convention, if it is an array that fits."""
+        """Return the gradient by an input in JAX's convention, if it is an array that fits."""
         aval = self.avals[i]
         if dx is None or not is_float(aval):
             return zeros_like_aval(aval)
@@ -167,13 +167,13 @@ class CustomJaxCall(SavedValues):
 
 
 def part(jaxpr: core.Jaxpr, start: int, stop: int) -> Any:
-    """A program for some of the outputs, with all of its inputs."""
+    """Return a program for some of the outputs, with all of its inputs."""
     used = [start <= i < stop for i in range(len(jaxpr.outvars))]
     return core.ClosedJaxpr(dce(jaxpr, used, True)[0], ())
 
 
 class CustomGradient(EquationGradient):
-    """The gradient of one call. Its inputs are what f closes over, then those of f."""
+    """The gradient of one call. Its inputs are the values that f closes over, then f's inputs."""
 
     def __init__(self, call: CustomJaxCall, jaxpr: core.Jaxpr, outside: Sequence[Any]) -> None:
         self.call = call
@@ -193,10 +193,9 @@ class CustomGradient(EquationGradient):
     def allow(self, wanted: Sequence[int]) -> None:
         if min(wanted) < self.outside:
             raise GradientError(
-                f"custom_grad: {self.call.describe()} "
-                f"{self.called[min(wanted)]}, which is being differentiated; its gradient would "
-                "be lost. Pass it as an input of its own, for which grad_func returns a gradient "
-                "too, or use jax.lax.stop_gradient on it."
+                f"custom_grad: {self.call.describe()} {self.called[min(wanted)]}, which is being "
+                "differentiated; its gradient would be lost. Pass it as a separate input, for "
+                "which grad_func returns a gradient too, or use jax.lax.stop_gradient on it."
             )
 
     def pull(self, xs: Arrays, ys: Any, dys: Arrays, wanted: Sequence[int]) -> Arrays:

@@ -1,4 +1,4 @@
-"""`draw` for JAX functions: the equations of the traced program, in the scopes they came from."""
+"""`draw` for JAX functions: the equations of the traced program, in their scopes."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from regrad.jax.host.programs import CALLS, CUSTOM, runs
 from regrad.jax.primitives import op_p
 from regrad.jax.sites import CallSite, EquationSite, is_no_op, site_of
 
-# What is drawn as a scope with the equations of its body in it.
+# Equations that are drawn as a scope, with the equations of their bodies inside.
 OPENED = CALLS | {"scan", "shard_map", "while", "cond"}
 
 
 def draw(f: Callable[..., Any], *args: Any, gradients: bool = False) -> Drawing:
-    """Return a picture of what a JAX function computes.
+    """Return a picture of the computation of a JAX function.
 
     Args:
         f: A function of arrays and pytrees of them, with or without `jax.jit`.
-        args: Its arguments; of arrays only shapes and dtypes count (`jax.ShapeDtypeStruct` will
-            do).
+        args: The arguments of f; only shapes and dtypes of arrays matter (`jax.ShapeDtypeStruct` is
+            accepted).
         gradients: Whether to draw the program of `jax.value_and_grad(f)` by the first argument.
 
     Returns:
-        A `Drawing`, as `regrad.draw` has it: one box for each equation of the program, in the name
+        A `Drawing`, as in `regrad.draw`: one box for each equation of the program, in the name
         scopes of Flax, Haiku and `jax.named_scope`, and in the jitted functions, loops and branches
-        around it. Functions with a derivative of their own and ops under a rule of
-        `regrad.jax.override` stand out and name their rules.
+        around it. Functions with a custom derivative and ops under a rule of `regrad.jax.override`
+        are highlighted and name their rules.
 
     Raises:
         ArgumentError: f is not callable.
@@ -50,7 +50,7 @@ def draw(f: Callable[..., Any], *args: Any, gradients: bool = False) -> Drawing:
     names = ["args" + jax.tree_util.keystr(path) for path in paths]
     sketch = _ProgramSketch()
     for path, name, variable in zip(paths, names, closed.jaxpr.invars, strict=True):
-        # a leaf of a container is a parameter, and is drawn where it is used
+        # A leaf of a container is a parameter, and is drawn where it is used.
         kind: BoxKind = "variable" if len(path) > 1 else "input"
         label = jax.tree_util.keystr(path[-1:], simple=True) if len(path) > 1 else name
         sketch.add_source(variable, name, _spec(variable.aval), kind, label)
@@ -58,13 +58,13 @@ def draw(f: Callable[..., Any], *args: Any, gradients: bool = False) -> Drawing:
         spec = _spec(variable.aval)
         sketch.add_source(variable, f"constant {i}", spec, "constant", "constant")
     sketch.body(closed.jaxpr, CallSite(), ())
-    used = {source for source, _ in sketch.arrows}  # (a constant may be of no use)
+    used = {source for source, _ in sketch.arrows}  # (a constant may be unused)
     title = getattr(f, "__name__", type(f).__name__)
     return sketch.drawing(title, lambda box: box.kind != "constant" or box.name in used)
 
 
 class _ProgramSketch(Sketch):
-    """A picture of a program, whose values are its variables."""
+    """A picture of a program; the keys of its values are the program's variables."""
 
     def body(self, jaxpr: core.Jaxpr, around: CallSite, scope: tuple[str, ...]) -> None:
         """Draw the equations of a program in a scope."""
@@ -79,7 +79,7 @@ class _ProgramSketch(Sketch):
                 self._box(eqn, site_of(eqn, around), scope)
 
     def _pass(self, sources: Sequence[Any], targets: Sequence[Any]) -> None:
-        """The targets are the sources, under other names."""
+        """Register the targets as other names of the sources."""
         for source, target in zip(sources, targets, strict=False):
             if not isinstance(source, core.Literal) and source in self.made:
                 self.made[target] = self.made[source]
@@ -88,13 +88,13 @@ class _ProgramSketch(Sketch):
         self, eqn: core.JaxprEqn, bodies: Sequence[core.Jaxpr], around: CallSite,
         scope: tuple[str, ...], names: dict[str, int],
     ) -> None:  # fmt: skip
-        """Draw what an equation runs as a scope of its own."""
+        """Draw the program that an equation runs as a separate scope."""
         site = site_of(eqn, around)
         name = str(eqn.params.get("name") or eqn.primitive.name).strip("<>")
         count = names[name] = names.get(name, -1) + 1
         inner = (*scope, *scopes_of(site.path, "/"), f"{name}_{count}" if count else name)
         for jaxpr in bodies:
-            # (the last operands are those of a body: a branch's come after its index)
+            # (The last operands are the operands of the body: a branch's come after its index.)
             self._pass(eqn.invars[-len(jaxpr.invars) or len(eqn.invars) :], jaxpr.invars)
             self.body(jaxpr, around.inside(eqn, jaxpr), inner)
             self._pass(jaxpr.outvars, eqn.outvars)
@@ -110,7 +110,7 @@ class _ProgramSketch(Sketch):
 
 
 def _bodies(eqn: core.JaxprEqn) -> Iterator[core.Jaxpr]:
-    """The programs that an equation runs, if it is drawn as a scope."""
+    """Yield the programs that an equation runs, if it is drawn as a scope."""
     for program in runs(eqn) if eqn.primitive.name in OPENED else ():
         yield getattr(program, "jaxpr", program)
 

@@ -15,14 +15,14 @@ from regrad.jax.primitives import is_float
 
 
 def has_batches(jaxpr: core.Jaxpr) -> bool:
-    """Return whether a program holds differentiable equations that a vmap has batched."""
+    """Return whether a program contains differentiable equations that a vmap has batched."""
     every = programs.equations(jaxpr)
     return any("vmap" in programs.transforms(eqn) and is_differentiable(eqn) for eqn in every)
 
 
 def is_differentiable(eqn: core.JaxprEqn) -> bool:
-    """Return whether a gradient may pass: floats go in, and floats come out."""
-    # (a literal is a constant of the program: no gradient passes to it)
+    """Return whether a gradient may pass: the equation has float inputs and float outputs."""
+    # (A literal is a constant of the program, so no gradient passes to it.)
     avals = [v.aval for v in operands_of(eqn)]
     return any(map(may_carry_gradient, avals)) and any(
         may_carry_gradient(v.aval) for v in eqn.outvars
@@ -35,7 +35,7 @@ def may_carry_gradient(aval: Any) -> bool:
 
 
 def program_of(eqn: core.JaxprEqn, whole: bool = False) -> Any:
-    """Return an equation as a program of its own; constants in it stay where they are.
+    """Return an equation as a separate program; constants in it stay where they are.
 
     (With `whole`, they are inputs.)
     """
@@ -60,19 +60,19 @@ def operands_of(eqn: core.JaxprEqn) -> list[Any]:
 
 def constant_of(v: core.Literal) -> Any:
     """Return a literal as an array of its own type."""
-    with jax.ensure_compile_time_eval():  # a value, and no part of a trace that is open
+    with jax.ensure_compile_time_eval():  # a value, and not a part of an open trace
         return jax.numpy.asarray(v.val, jax.typeof(v.val).dtype)
 
 
 def call_site(call: Any, running: Sequence[tuple[Any, int]]) -> Any:
-    """Return where a function with a derivative of its own was called; None if it is known which.
+    """Return where a function with a custom derivative was called, or None if it is identified.
 
-    In a program that was compiled first and differentiated then, what is left of such a call
-    says no more than that `call` (JAX's code) was running.
+    In a program that was compiled first and differentiated later, the remainder of such a call only
+    shows that `call` (JAX's code) was running.
     """
     inner = [*takewhile(lambda each: each[0] is not call, running)]
     if not all(code.co_filename.startswith(programs.MACHINERY) for code, _ in inner):
-        return None  # a derivative of someone else's: its code would have been ours
+        return None  # another library's derivative: regrad's code would be among the frames
     return tuple(running[len(inner) :]) or None
 
 

@@ -1,9 +1,9 @@
 """`export`: a function with its gradients as a file that needs neither regrad nor its source.
 
-The file is what `jax.export` serializes: the program in StableHLO, and its vjp, the vjp of that,
-and so on up to the order that was asked for. Rules are gone by then: they were run while the
-programs were traced, so that their operations are in the file and their code is not. JAX reads a
-program from its beginning and ignores the rest, so our checksum is put behind it.
+The file has the format of `jax.export`: the program in StableHLO, its vjp, the vjp of the vjp, and
+so on up to the requested order. The rules themselves are not in the file. They ran while the
+programs were traced, so the file has their operations and not their code. JAX reads a program from
+its beginning and ignores the rest, so regrad appends its checksum.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ try:
 except ImportError as error:
     raise missing("flatbuffers", "export", "rg.export", error) from error
 
-# A file is the program, a description in JSON, its length in LENGTH bytes, the SHA-256 of all that,
-# and these last bytes.
+# A file is the program, a description in JSON, its length in LENGTH bytes, the SHA-256 of all of
+# these, and these last bytes.
 MAGIC = b"regrad-export-1\n"
 LENGTH, DIGEST = 8, 32
 FORM = "program that rg.export wrote"
@@ -70,40 +70,41 @@ def export(
     shapes: Any = None,
     platforms: Sequence[str] | None = None,
 ) -> Exported:
-    """Compile a function and its gradients into one program that travels without its source.
+    """Compile a function and its gradients into one program that does not need their source.
 
     Args:
-        f: A function of Tensors and containers of them (tuples, lists, dicts), which returns the
-            like.
+        f: A function of Tensors and containers of them (tuples, lists, dicts), which returns
+            Tensors or containers of them.
         *args: Examples of its arguments: Tensors, arrays or numbers, or `jax.ShapeDtypeStruct`.
-            Only their shapes and dtypes count.
-        order: The highest order of derivatives that the program is to have, 0 or more. Each
-            order adds about as much again to the file.
-        variables: Variables that become arguments of the program: a dict by their names, before
-            the others. All other Variables that f reads are constants with their present values.
+            Only their shapes and dtypes matter.
+        order: The highest order of derivatives in the program, 0 or more. The file grows by about
+            the same amount with each order.
+        variables: Variables that become arguments of the program: a dict by their names, before the
+            other arguments. All other Variables that f reads are constants with their current
+            values.
         shapes: Sizes that may differ from call to call, in the notation of
             `jax.export.symbolic_args_specs`: `"batch, 64"` for all arguments, or a container of
-            such strings like args. They hold for args, not for Variables.
-        platforms: Where the program is to run, as `("cpu", "cuda")`. By default, where JAX
-            would run it here.
+            such strings with the structure of args. They apply to args, not to Variables.
+        platforms: The platforms on which the program can run, for example `("cpu", "cuda")`. By
+            default, the platform on which JAX would run it here.
 
     Returns an `Exported`, which can be called, differentiated and saved.
 
-    The overrides in force and the rules of `custom_grad` count at every order, as under `jit`.
-    Whoever loads the program, in regrad or in plain JAX, needs no code of f or of the rules, and
-    cannot override its ops any more. In plain JAX:
+    Active overrides and the rules of `custom_grad` apply at every order, as under `jit`. To load
+    the program, regrad or plain JAX needs no code of f or of the rules. Overrides no longer apply
+    to its ops. In plain JAX:
 
         program = jax.export.deserialize(bytearray(Path("model.bin").read_bytes()))
         jax.grad(program.call)(x)
 
-    JAX differentiates a loaded program in reverse mode only: `jax.jvp` and `jax.linearize` are
-    refused, and so is `jax.vmap`. JAX promises to load programs for six months after the release
-    that made them.
+    JAX differentiates a loaded program in reverse mode only: `jax.jvp`, `jax.linearize` and
+    `jax.vmap` raise an error. JAX promises to load programs for six months after the release that
+    made them.
 
     Raises:
         ArgumentError: f is not callable or assigns to a Variable; an argument is not an array;
             Variables share a name.
-        ExportError: The program cannot be serialized; an op needs a size that is symbolic.
+        ExportError: The program cannot be serialized, or an op needs a size that is symbolic.
         DTypeError: float64 data without JAX's 64-bit mode.
         MissingPackageError: JAX or flatbuffers is not installed.
 
@@ -145,19 +146,20 @@ def export(
 
 
 def eval_shape(f: Callable[..., Any], *args: Any) -> Any:
-    """Return the shapes and dtypes of what a function returns, without computing it.
+    """Return the shapes and dtypes of a function's results, without computing them.
 
     Args:
-        f: A function of Tensors and containers of them, which returns the like.
-        *args: Its arguments: Tensors, arrays or numbers, `jax.ShapeDtypeStruct`, and containers
-            of these. Only their shapes and dtypes count.
+        f: A function of Tensors and containers of them, which returns Tensors or containers of
+            them.
+        *args: The arguments of f: Tensors, arrays or numbers, `jax.ShapeDtypeStruct`, and
+            containers of these. Only their shapes and dtypes matter.
 
     Returns a `jax.ShapeDtypeStruct` for each Tensor, in the containers that f returns. f is traced
-    once, as by `jit`.
+    once, as in `jit`.
 
     Raises:
-        ArgumentError: f is not callable; an argument is not an array.
-        TraceError: f asks for values.
+        ArgumentError: f is not callable, or an argument is not an array.
+        TraceError: f reads values.
         MissingPackageError: JAX is not installed.
 
     Source: `jax.eval_shape`.
@@ -177,33 +179,33 @@ def _checked_order(order: int) -> int:
     except TypeError:
         found = -1
     if found < 0:
-        raise ArgumentError(f"export: expected an integer of 0 or more for order, got {order!r}")
+        raise ArgumentError(f"export: expected order to be an integer of 0 or more, got {order!r}")
     return found
 
 
 def _values(variables: Sequence[Variable]) -> dict[str, Any]:
-    """The Variables' shapes and dtypes by name."""
+    """Return the Variables' shapes and dtypes by name."""
     found: dict[str, Any] = {}
     for v in variables:
         if not isinstance(v, Variable):
-            raise ArgumentError(f"export: expected Variables for variables, got {kind(v)}")
+            raise ArgumentError(f"export: expected variables to be Variables, got {kind(v)}")
         if v.name in found:
             raise ArgumentError(
-                f"export: two of the variables are named {v.name!r}, and arguments go by name. "
-                "Give one of them another name when you make it."
+                f"export: two of the variables are named {v.name!r}, and arguments are identified "
+                "by name. Give one of them another name when you create it."
             )
         found[v.name] = _spec(v)
     return found
 
 
 def _in_order(f: Callable[..., Any], examples: tuple[Any, ...]) -> Callable[..., Any]:
-    """`f` of arguments whose dicts JAX has sorted by key: f sees the order of the examples."""
+    """Return `f` for arguments whose dicts JAX has sorted by key: f sees the examples' order."""
     _, rebuild, structure = containers.opened(examples, _is_tensor)
     return wraps(f)(lambda *args: f(*rebuild(structure.flatten_up_to(args))))
 
 
 def _dicts(arg: Any) -> list[dict[Any, Any]]:
-    """The dicts in an argument whose keys JAX sorts."""
+    """Return the dicts in an argument whose keys JAX sorts."""
     found: list[Any] = []
 
     def is_leaf(part: Any) -> bool:
@@ -216,7 +218,7 @@ def _dicts(arg: Any) -> list[dict[Any, Any]]:
 
 
 def _order(arg: Any) -> list[list[int]]:
-    """The order of the keys of each dict in an argument, as places among the sorted keys."""
+    """Return the order of the keys of each dict in an argument, as places among the sorted keys."""
     return [list(map(sorted(keys).index, keys)) for keys in _dicts(arg)]
 
 
@@ -225,7 +227,7 @@ def _is_tensor(x: object) -> bool:
 
 
 def _specs(args: Sequence[Any], shapes: Any, api: str = "export") -> Sequence[Any]:
-    """Shapes and dtypes of the arguments, with symbols for the sizes that may differ."""
+    """Return the shapes and dtypes of the arguments, with symbols for the sizes that may differ."""
     leaves, structure = jax.tree_util.tree_flatten(tuple(args), is_leaf=_is_tensor)
     specs = jax.tree_util.tree_unflatten(structure, [_spec(leaf, api) for leaf in leaves])
     if shapes is None:
@@ -236,7 +238,7 @@ def _specs(args: Sequence[Any], shapes: Any, api: str = "export") -> Sequence[An
     except (ValueError, TypeError) as error:
         raise ArgumentError(f"export: shapes do not fit the arguments: {error}") from error
     for spec, leaf in zip(jax.tree_util.tree_leaves(symbolic), leaves, strict=True):
-        if not _fits(_spec(leaf).shape, spec.shape):  # (JAX does not compare them)
+        if not _fits(_spec(leaf).shape, spec.shape):  # (JAX does not compare these)
             raise ArgumentError(
                 f"export: shapes do not fit the arguments: {shapes!r} makes {_shape(spec)} of "
                 f"{kind(leaf)}"
@@ -245,7 +247,7 @@ def _specs(args: Sequence[Any], shapes: Any, api: str = "export") -> Sequence[An
 
 
 def _fits(shape: Sequence[Any], expected: Sequence[Any]) -> bool:
-    """Return whether an array of one shape may be given where another is expected."""
+    """Return whether an array of one shape is accepted where another is expected."""
     return len(shape) == len(expected) and all(
         n == m or not isinstance(m, int) for n, m in zip(shape, expected, strict=True)
     )
@@ -264,13 +266,13 @@ def _spec(x: Any, api: str = "export") -> jax.ShapeDtypeStruct:
 
 
 def _with_arguments(f: Callable[..., Any], variables: Sequence[Variable]) -> Callable[..., Any]:
-    """`f` as a function of the values of Variables, by name, and of its own arguments."""
+    """Return `f` as a function of the values of Variables, by name, and of its own arguments."""
 
     @wraps(f)
     def call(values: dict[str, Tensor], *args: Any) -> Any:
         region = OpenRegion("export", {}, {v: values[v.name] for v in variables})
         state = current()
-        assert state is not None  # from_regrad runs this in a region of its own
+        assert state is not None  # from_regrad runs this in a separate region
         y = run_inside(lambda: _read(f(*args)), region, state.overrides, state.tapes)
         if region.assigned:
             raise ArgumentError(
@@ -283,19 +285,19 @@ def _with_arguments(f: Callable[..., Any], variables: Sequence[Variable]) -> Cal
 
 
 def _read(value: Any) -> Any:
-    """A result with the values of Variables in their places."""
+    """Return a result with the values of Variables in their places."""
     return jax.tree_util.tree_map(
         lambda y: y._read() if isinstance(y, Variable) else y, value, is_leaf=_is_tensor
     )
 
 
 def _explained(error: Exception, name: str, shapes: Any) -> ExportError | None:
-    """An error of JAX's in our words; None for one that says what it should by itself."""
+    """Return an error of JAX's in regrad's words, or None if JAX's message is clear by itself."""
     message = str(error).split("\n")[0]
     if shapes is not None:
         return ExportError(
             f"export: {name} cannot be traced with the sizes of shapes={shapes!r}, because an op "
-            f"needs a number: {message} Give a number in place of the symbol, or export the "
+            f"needs a number: {message} Use a number instead of the symbol, or export the "
             "function once for each size."
         )
     if "serializ" in message.lower():
@@ -312,9 +314,9 @@ def _explained(error: Exception, name: str, shapes: Any) -> ExportError | None:
 class ExportedProgram:
     """One program of an export, on flat arrays: the function itself, or a vjp of some order.
 
-    `order` counts how many vjps there are below it. JAX's vjp takes the arguments and a cotangent
-    for each result, and returns a cotangent for each argument; where a dtype is not a float these
-    are of the dtype float0, which holds nothing, and are left out here.
+    `order` is the number of vjps below it. JAX's vjp takes the arguments and a cotangent for each
+    result, and returns a cotangent for each argument. For a dtype that is not a float, the
+    cotangents have the dtype float0, which holds nothing, and are left out here.
     """
 
     def __init__(self, exported: jax_export.Exported, name: str, order: int) -> None:
@@ -331,7 +333,7 @@ class ExportedProgram:
 
     @cached_property
     def run(self) -> Callable[..., list[Any]]:
-        """The program on JAX's arrays, compiled; `vmap` calls it for one example at a time."""
+        """The program on JAX arrays, compiled; `vmap` calls it for one example at a time."""
 
         def call(*arrays: Any) -> list[Any]:
             given = iter(arrays)
@@ -369,7 +371,7 @@ class ExportedProgram:
             said = str(error).strip().split("\n")[0]
             if isinstance(error, RegradError) or "RESOURCE_EXHAUSTED" in said:
                 raise
-            # (JAX's sizes are 1 or more where it has a letter for them)
+            # (JAX requires sizes of 1 or more where it has a letter for them.)
             ours = ShapeError if "dimension variable" in said else ExportError
             raise ours(f"the exported {self.name} cannot be run: {said}") from error
 
@@ -390,24 +392,24 @@ def _places(avals: Sequence[Any]) -> list[int]:
 
 
 def _conjugate(dy: Tensor) -> Tensor:
-    """A gradient in the convention of the other side: JAX's is not conjugated."""
+    """Return a gradient in the convention of the other side: JAX's is not conjugated."""
     return conj(dy) if dy.dtype.kind == "c" else dy
 
 
 class Exported:
-    """A compiled function with its gradients, which needs none of the code that it was made of.
+    """A compiled function with its gradients, which does not need its source code.
 
-    Made by `export` or `Exported.load`. Call it with Tensors, arrays or numbers, in the
-    containers and of the shapes and dtypes that `export` was given, with the keys of dicts in the
-    same order; it returns Tensors of JAX data. It can be differentiated up to `order`, compiled
-    with what is around it, and batched (one example after the other). Its ops cannot be overridden
-    any more.
+    Made by `export` or `Exported.load`. Call it with Tensors, arrays or numbers, in the containers
+    and with the shapes and dtypes of the examples of `export`, with the keys of dicts in the same
+    order; it returns Tensors of JAX data. It can be differentiated up to `order`, compiled as part
+    of another function, and batched (one example after the other). Overrides no longer apply to its
+    ops.
 
     Attributes:
-        name: The function's.
-        order: The highest order of derivatives that it has.
+        name: The name of the function.
+        order: The highest order of derivatives in the program.
         variables: The names of the Variables that are arguments, in a dict before the others.
-        platforms: Where it runs.
+        platforms: The platforms on which it runs.
         program: The `jax.export.Exported`, with its shapes and StableHLO.
 
     >>> import regrad as rg
@@ -426,7 +428,7 @@ class Exported:
         self.program: jax_export.Exported = jax_export.deserialize(bytearray(serialized))
         tree = self.program.in_tree
         sorted_by_jax, _ = jax.tree_util.tree_unflatten(tree, [None] * tree.num_leaves)
-        # the name and the `_order` of each argument (a file of an older release has none)
+        # The name and the `_order` of each argument (a file of an older release has none).
         self._keys: list[Any] = about.get("keys") or [
             [f"args[{i}]", _order(arg)]
             for i, arg in enumerate(sorted_by_jax[bool(self.variables) :])
@@ -448,14 +450,14 @@ class Exported:
         return jax.tree_util.tree_unflatten(self.program.out_tree, list(ys))
 
     def _check_order(self, args: Sequence[Any]) -> None:
-        """Refuse dicts whose keys are not in the order of the example: the function may see it."""
+        """Raise for dicts whose keys are not in the example's order, which the function may see."""
         for arg, (name, expected) in zip(args, self._keys, strict=True):
             for keys, order in zip(map(list, _dicts(arg)), expected, strict=True):
                 if keys != (right := [sorted(keys)[i] for i in order]):
                     raise ArgumentError(
                         f"the exported {self.name}: expected the keys of a dict in {name} in the "
-                        f"order of the example, {right}, got {keys}. Build the dict in this order, "
-                        "or export the function for an example with the other order."
+                        f"order of the example, {right}, got {keys}. Build the dict in this "
+                        "order, or export the function with an example in the other order."
                     )
 
     def _check(self, xs: Sequence[Tensor]) -> None:
@@ -479,23 +481,23 @@ class Exported:
         return data + hashlib.sha256(data).digest() + MAGIC
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the program to a file, which is the old one or the new one at any time."""
+        """Write the program to a file, atomically."""
         replace_file(file_name(path, "Exported.save"), lambda file: file.write(self.serialize()))
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Exported:
         """Read a program from a file that `save` wrote. No code of the file is run.
 
-        A checksum finds damage; it does not protect from who changes a file on purpose, and makes
-        the checksum right. Load programs of people whom you trust: what is in one is compiled and
-        run by JAX, whose compiler expects no harm.
+        The checksum detects damage. It does not protect against a person who changes a file on
+        purpose and corrects the checksum. Load programs only from people whom you trust: JAX
+        compiles and runs the content, and its compiler is not hardened against malicious programs.
 
         Args:
             path: The file.
 
         Raises:
             ExportError: The file is damaged, or is not a saved program.
-            ArgumentError: path is not the name of a file.
+            ArgumentError: `path` is not the name of a file.
             FileNotFoundError: There is no file of this name.
         """
         path = file_name(path, "Exported.load")
@@ -504,34 +506,34 @@ class Exported:
 
     @classmethod
     def deserialize(cls, data: bytes, name: str = "the data") -> Exported:
-        """Read a program from what `serialize` returned."""
+        """Read a program from the result of `serialize`."""
         with blaming(name, FORM, ExportError):
             return cls(*_parted(data))
 
 
 def _parted(data: bytes) -> tuple[bytes, dict[str, Any]]:
-    """The program and its description, all of which has been looked at."""
+    """Return the program and its description, all of which has been verified."""
     end = len(data) - len(MAGIC) - DIGEST
     if end < LENGTH or not data.endswith(MAGIC):
         raise ValueError(
-            "its end is missing, or another program wrote it (those of jax.export are read by "
+            "its end is missing, or another program wrote it (read files of jax.export with "
             "jax.export.deserialize)"
         )
     if hashlib.sha256(data[:end]).digest() != data[end : end + DIGEST]:
-        raise ValueError("its checksum does not fit its contents")
+        raise ValueError("its checksum does not match its contents")
     end -= LENGTH
     start = end - int.from_bytes(data[end : end + LENGTH], "big")
     about = json.loads(data[max(start, 0) : end])
     if not {"name": str, "order": int, "variables": list}.items() <= {
         key: type(value) for key, value in dict(about).items()
     }.items() or not all(isinstance(name, str) for name in about["variables"]):
-        raise ValueError("its description is not one of rg.export's")
+        raise ValueError("rg.export did not write its description")
     _check_program(jax_export.deserialize(bytearray(data[:start])), about["order"])
     return data[:start], about
 
 
 def _check_program(program: jax_export.Exported, order: int) -> None:
-    """Read all parts of a program, those too that JAX reads when they are needed."""
+    """Read all parts of a program, including parts that JAX reads only when they are needed."""
     for tree, avals in (
         (program.in_tree, program.in_avals),
         (program.out_tree, program.out_avals),
@@ -539,13 +541,13 @@ def _check_program(program: jax_export.Exported, order: int) -> None:
         jax.tree_util.tree_unflatten(tree, avals)
     args, options = jax.tree_util.tree_unflatten(program.in_tree, program.in_avals)
     if options or not isinstance(args, tuple) or not program.platforms:
-        raise ValueError("its program is not one of rg.export's")
+        raise ValueError("rg.export did not write its program")
     if order:
         _check_program(program.vjp(), order - 1)
 
 
 def _taken(x: Any, dtype: np.dtype) -> Tensor:
-    """An argument as a Tensor; a Python number takes the dtype that is expected, if it may."""
+    """Return an argument as a Tensor; a Python number takes the expected dtype, if it may."""
     if type(x) in dispatch.WEAKEST and weak(getattr(x, "example", x), dtype) == dtype:
         return dispatch.as_dtype(x, dtype)
     return dispatch.lift(x)
@@ -556,6 +558,6 @@ def _shape(aval: Any) -> str:
 
 
 def _shown(structure: Any) -> str:
-    """The structure of positional arguments, with a star for each array."""
+    """Return the structure of positional arguments, with a star for each array."""
     args, _ = jax.tree_util.tree_unflatten(structure, ["*"] * structure.num_leaves)
     return str(args).replace("'*'", "*")

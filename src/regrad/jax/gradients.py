@@ -1,4 +1,4 @@
-"""A rule that was put on an operation of a JAX program, as a gradient of it."""
+"""A rule for an operation of a JAX program, as the operation's gradient."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ def closes_over(name: str) -> GradientError:
     """Return the error that a rule closes over an array whose gradient would be lost."""
     return GradientError(
         f"{name} closes over an array that JAX is differentiating, or that was made in a function "
-        "that JAX has traced. Give it to the rule as a parameter, rg.rules.learns(rule, "
+        "that JAX has traced. Pass it to the rule as a parameter, rg.rules.learns(rule, "
         "name=array), or close over jax.lax.stop_gradient(array)."
     )
 
 
 class RuleGradient(EquationGradient):
-    """The gradient of one operation under a rule of ours.
+    """The gradient of one operation under a rule of regrad.
 
-    `places` says for each operand which input of the op it is, or which attribute (by name), or
-    None for neither; `fixed` are operands that are constants of the program, by place.
-    `equation` computes the operation itself, for a rule that asks for `builtin` or `forward`.
+    `places` has for each operand its input of the op, its attribute (by name), or None for neither.
+    `fixed` are operands that are constants of the program, by place. `equation` computes the
+    operation itself, for a rule that takes `builtin` or `forward`.
     """
 
     equation: Equation | None = None
@@ -117,14 +117,14 @@ class RuleGradient(EquationGradient):
         return call, given, y, self._arriving_gradients(dys) if several else dys[0]
 
     def _arriving_gradients(self, dys: Sequence[Any]) -> tuple[Any, ...]:
-        """The gradients of all outputs; integers get zeros."""
+        """Return the gradients of all outputs; integers get zeros."""
         found = iter(dys)
         return tuple(next(found) if is_float(a) else jnp.zeros(a.shape, a.dtype) for a in self.outs)
 
     def _by_regrad(
         self, call: Call, xs: Sequence[Any], y: Any, dy: Any, wanted: list[int]
     ) -> list[Any]:
-        """The rule run on Tensors, and differentiated by regrad from there on."""
+        """Run the rule on Tensors; from there on, regrad differentiates it."""
         leaves, structure = jax.tree_util.tree_flatten((list(xs), y, dy))  # (None is not a leaf)
 
         def flat(tensors: Sequence[Tensor]) -> list[Tensor]:
@@ -137,15 +137,15 @@ class RuleGradient(EquationGradient):
 
 
 class Equation(NamedTuple):
-    """An operation as a program: of its operands, and of the constants among them."""
+    """An operation as a program of its operands, and of the constants among them."""
 
     program: core.ClosedJaxpr
-    places: Sequence[int | str | None]  # as in `RuleGradient`, for constants too
+    places: Sequence[int | str | None]  # as in `RuleGradient`, also for constants
     fixed: Sequence[Any]  # None for an operand
-    scale: Any = None  # by which the op type differs from it
+    scale: Any = None  # the factor between the equation and the op type
 
     def outputs(self, operands: Sequence[Any]) -> list[Any]:
-        """The results, as the op type has them."""
+        """Return the results in the form of the op type."""
         ys = core.jaxpr_as_fun(self.program)(*operands)
         return ys if self.scale is None else [y / jnp.asarray(self.scale, y.dtype) for y in ys]
 
@@ -153,7 +153,7 @@ class Equation(NamedTuple):
 def vjp(function: Any, xs: Sequence[Any], dys: Any) -> list[Any]:
     """Return the gradients of a function by its inputs, in regrad's convention; None for integers.
 
-    Integers among its results have none either, whatever stands there for them. The dys may be a
+    Integers among its results have no gradients either; their dys are ignored. The dys may be a
     function of the results, if these are floats.
     """
     xs = [*map(jnp.asarray, xs)]
@@ -198,7 +198,7 @@ class OwnEquation:
 
 
 class ScaledGradient(WrappedGradient):
-    """The gradient of an operation that computes what another one does, times known numbers."""
+    """The gradient of an operation that computes another one's result, times known numbers."""
 
     def __init__(self, one: EquationGradient, scale: Any) -> None:
         super().__init__(one)
@@ -210,7 +210,7 @@ class ScaledGradient(WrappedGradient):
 
 
 class CountedGradient(EquationGradient):
-    """The gradient of nothing but a note, behind an operation, that a gradient passes there."""
+    """The gradient of a note behind an operation, which counts the gradients that pass there."""
 
     def __init__(self, hit: Hit, avals: Sequence[Any]) -> None:
         self.hit = hit

@@ -1,8 +1,8 @@
-"""Find what a key of an override stands for: an op type, a primitive, or a function.
+"""Find the meaning of a key of an override: an op type, a primitive, or a function.
 
-An op type stands for what `optypes.TABLE` says. Any other string is the name of a JAX primitive or
-of a function. A function is found in a program by the place where it was written, which JAX notes
-for `jax.jit`, `jax.custom_jvp` and `jax.custom_vjp`; a plain function leaves no trace of itself.
+`optypes.TABLE` defines the op types. Any other string is the name of a JAX primitive or of a
+function. regrad finds a function in a program by its source location, which JAX records for
+`jax.jit`, `jax.custom_jvp` and `jax.custom_vjp`; a plain function leaves no trace of itself.
 """
 
 from __future__ import annotations
@@ -41,49 +41,50 @@ from regrad.jax.primitives import is_float
 CALLED = programs.JITS | programs.CUSTOM  # the calls that functions leave
 
 INLINED = (
-    "leaves no boundary in a JAX program, so no rule could be put on it. Override what it is made "
-    "of (see override(f, {}).untouched()), or call jax.jit(f) in the model and use that as the key."
+    "leaves no boundary in a JAX program, so no rule could be put on it. Override the operations "
+    "that it consists of (see override(f, {}).untouched()), or call jax.jit(f) in the model and "
+    "use jax.jit(f) as the key."
 )
 
 
 class Key:
-    """The meaning of a key: which equations it names, and what a rule's parameters read there."""
+    """The meaning of a key: its equations, and the values of a rule's parameters there."""
 
     label = ""  # for messages and reports
     targets: Sequence[Target] = ()
-    codes: Sequence[Any] = ()  # of Python functions that run where the key is differentiated
+    codes: Sequence[Any] = ()  # of Python functions that run only when the key is differentiated
     call: Any = None  # the code by which JAX calls it, if its derivative may hide it
 
     def meets(self, other: Key) -> bool:
-        """Return whether two keys stand for the same thing."""
+        """Return whether two keys have the same meaning."""
         return any(a.meets(b) for a in self.targets for b in other.targets)
 
     def matches(self, eqn: core.JaxprEqn, batched: bool = False) -> bool:
-        """Return whether an equation is one of those meant, or may have been before batching."""
+        """Return whether an equation belongs to the key, or may have done so before batching."""
         raise NotImplementedError
 
     def op(self, eqn: core.JaxprEqn) -> Op:
-        """The op type as the rule sees it."""
+        """Return the op type as the rule sees it."""
         raise NotImplementedError
 
     def attrs(self, eqn: core.JaxprEqn) -> dict[str, Any]:
-        """The attributes that are known now."""
+        """Return the attributes that are known now."""
         return {}
 
     def operand_names(self, eqn: core.JaxprEqn) -> Sequence[str]:
-        """The name in the op of each operand; those that it does not have are constants."""
+        """Return the op's name for each operand, or None for operands that the op lacks."""
         return [i.name for i in self.op(eqn).inputs]
 
     def refusal(self, eqn: core.JaxprEqn) -> str:
-        """Why no rule can be put on an equation that is one of those meant."""
+        """Return why no rule can be put on an equation of the key."""
         return ""
 
     def form(self, eqn: core.JaxprEqn) -> MatrixForm | None:
-        """Return how an equation must be written to be one of the op type, if it is not."""
+        """Return the form in which an equation belongs to the op type, or None if it does."""
         return None
 
     def scale(self, eqn: core.JaxprEqn) -> Any:
-        """Return the factors by which the op type differs from the equation, or None."""
+        """Return the factors between the equation and the op type, or None."""
         return None
 
 
@@ -112,7 +113,7 @@ class PrimitiveKey(Key):
         return self._target(eqn).operand_names or super().operand_names(eqn)
 
     def _target(self, eqn: core.JaxprEqn) -> Target:
-        """Return the target that an equation fits; one that was batched may look otherwise."""
+        """Return the target that an equation fits; a batched equation may look different."""
         return next((t for t in self.targets if t.fits(eqn)), Target(""))
 
     def op(self, eqn: core.JaxprEqn) -> Op:
@@ -132,7 +133,7 @@ class PrimitiveKey(Key):
 
 
 class FunctionKey(Key):
-    """A function that JAX compiles or that has a derivative of its own."""
+    """A function that JAX compiles or that has a custom derivative."""
 
     def __init__(self, function: Any, label: str = "", target: Target | None = None) -> None:
         own = getattr(function, "__qualname__", None) or function.__name__
@@ -175,9 +176,9 @@ class FunctionKey(Key):
         name, _, where = programs.source(program).partition(" at ")
         if name == self.name and not where:
             raise GradientError(
-                f"override: the program calls a function {name!r} and does not say where it was "
-                f"written, so it may or may not be the key {self.label} ({self.place}). Give it a "
-                "name of its own, or override what it is made of."
+                f"override: the program calls a function {name!r} without its source location, so "
+                f"it may or may not be the key {self.label} ({self.place}). Give it a unique "
+                "name, or override the operations that it consists of."
             )
         if (name, where) != (self.name, self.place):
             return False
@@ -189,7 +190,7 @@ class FunctionKey(Key):
         return True
 
     def _check_one(self, eqn: core.JaxprEqn) -> None:
-        """Refuse another function that was written at the same place, in a factory say."""
+        """Raise for another function with the same source location, for example from a factory."""
         if not self.closes:
             return
         text, kinds = _text(programs.called(eqn)), tuple(str(v.aval) for v in eqn.invars)
@@ -197,18 +198,18 @@ class FunctionKey(Key):
         if text != own:
             raise GradientError(
                 f"override: the program calls a function {self.name!r} that was written at the "
-                f"place of the key ({self.place}) but computes something else: it is another one "
-                "that the same factory or decorator made, or has other static arguments. JAX's "
-                "programs do not say which. Use functools.wraps in the decorator, or override what "
-                "the function is made of."
+                f"place of the key ({self.place}) but computes something else: the same factory "
+                "or decorator made it, or it has other static arguments. JAX's programs do not "
+                "distinguish these functions. Use functools.wraps in the decorator, or override "
+                "the operations that the function consists of."
             )
 
     def _own(self, eqn: Any) -> Any:
-        """The text of the key's own program for such operands, if it is known how to call it."""
+        """Return the text of the key's own program for such operands, if regrad can call it."""
         info = functions.jit_info(self.function)
         if info is None or info.has_static:
             return None
-        with suppress(Exception):  # it takes pytrees, say
+        with suppress(Exception):  # for example, it takes pytrees
             like = [
                 jax.ShapeDtypeStruct(a.shape, a.dtype, weak_type=getattr(a, "weak_type", False))
                 for a in [v.aval for v in eqn.invars]
@@ -218,7 +219,7 @@ class FunctionKey(Key):
         return None
 
     def operand_names(self, eqn: core.JaxprEqn) -> Sequence[str]:
-        """The parameters; what the function closes over comes first, and is called `outer0`."""
+        """Return the parameters, after the function's closed-over values, named `outer0`, …."""
         known = list(arg_names(programs.called(eqn)) or self.parameters)
         count = len(eqn.invars)
         hidden = functions.closed_over(eqn, otherwise=count - len(list(filter(None, known))))
@@ -245,7 +246,7 @@ class FunctionKey(Key):
 
 
 class NamedKey(FunctionKey):
-    """A function that is known by its name; its place is that of its first call."""
+    """A function that is identified by its name; its place is the place of its first call."""
 
     def __init__(self, name: str) -> None:
         self.label = name
@@ -258,14 +259,14 @@ class NamedKey(FunctionKey):
         self.parameters: list[str] = []
 
     def find(self, program: Any, optional: bool = False) -> None:
-        """Find the function in a program; refuse a name that no function has, or several."""
+        """Find the function in a program; raise for a name that no function has, or several."""
         calls = [*_calls(program.jaxpr)]
         found = {place: eqn for name, place, eqn in calls if name == self.name}
         places = sorted({*found, self.place} - {""})
         if len(places) > 1:
             raise ArgumentError(
-                f"override: the name {self.name!r} stands for functions from different places "
-                f"({', '.join(places)}). Give the function itself as the key."
+                f"override: the name {self.name!r} matches functions from different places "
+                f"({', '.join(places)}). Pass the function itself as the key."
             )
         if not found and not self.place and optional:
             self.targets, self.codes, self.call = [], [], None
@@ -290,7 +291,7 @@ class WholeKey(Key):
     def __init__(self, value: Any) -> None:
         self.label = "call"
         self.asks: list[str] = asks_for(value)
-        # what the arguments are called that are arrays, and how many arrays all arguments hold
+        # The names of the arguments that are arrays, and the number of arrays in all arguments.
         self.boundaries: list[tuple[tuple[str, ...], int]] = []
         self.ops: dict[Any, Op] = {}
 
@@ -301,7 +302,7 @@ class WholeKey(Key):
         return eqn.primitive.name in ("jit", "pjit") and _name(eqn).startswith(BOUNDARY)
 
     def operand_names(self, eqn: core.JaxprEqn) -> Sequence[str]:
-        """The arguments, as the rule calls them, and before them what the module holds."""
+        """Return the arguments by the rule's names, after the values that the module holds."""
         given, count = self.boundaries[int(_name(eqn).removeprefix(BOUNDARY))]
         hidden = len(eqn.invars) - count
         moving = [is_float(v.aval) for v in eqn.invars[hidden:]]
@@ -361,19 +362,19 @@ def _calls(jaxpr: core.Jaxpr) -> Iterator[tuple[str, str, Any]]:
 
 
 def make_op(label: str, inputs: Sequence[str], attrs: Sequence[str], several: bool) -> Op:
-    """An op type of JAX's, with parameters of these names."""
+    """Return an op type for JAX, with parameters of these names."""
     given = [Input(name, "one") for name in inputs]
     return Op(label, label, not_yet, given, attrs, broadcasts=len(given) > 1, several=several)
 
 
 def _text(program: Any) -> tuple[Any, ...]:
-    """Return the identity of a program: what it computes, and with which constants."""
+    """Return the identity of a program: its computation, and its constants."""
     text = str(getattr(program, "jaxpr", program))
     return re.sub("0x[0-9a-f]+", "", text), *map(id, getattr(program, "consts", ()))
 
 
 def _parts(function: Callable[..., Any]) -> list[Any]:
-    """The functions that run when a function is called, differentiated or not."""
+    """Return the functions that run when a function is called, differentiated or not."""
     return [function, *filter(None, functions.rules(function))]
 
 
@@ -389,23 +390,23 @@ def _code(function: Any) -> Any:
 
 @functools.cache
 def _shared() -> Any:
-    """Return the code of what `defjvps` makes: many functions share it, and show themselves."""
+    """Return the code of functions that `defjvps` makes: many functions share it."""
     return _code(functions.rules(functions.WITH_RULE)[1])
 
 
 def _told(found: Iterable[Any]) -> list[Any]:
-    """Return the code that tells a function from others."""
+    """Return the code that distinguishes a function from others."""
     return [code for code in found if code is not None and code is not _shared()]
 
 
 def find_definition(function: Callable[..., Any]) -> tuple[str, str]:
-    """A function's name, and `file:line` of where it was written, as JAX notes them."""
+    """Return a function's name and its source location, `file:line`, as JAX records them."""
     plain = _unwrap(function)
     code = getattr(plain, "__code__", None)
     if code is None or plain.__name__ == "<lambda>":
         raise ArgumentError(
-            f"override: {function!r:.80} cannot be a key: a key is a function with a name and a "
-            "place in a file, by which it is found. Write it with def."
+            f"override: {function!r:.80} cannot be a key: a key must be a function with a name "
+            "and a place in a file, which identify it. Write it with def."
         )
     return plain.__name__, _line(code)
 
@@ -414,11 +415,11 @@ def _line(code: Any) -> str:
     return f"{code.co_filename}:{code.co_firstlineno}"
 
 
-# -- finding out what is meant ---------------------------------------------------------------------
+# -- the meaning of a key --------------------------------------------------------------------------
 
 
 def key_for(key: Any) -> Key:
-    """Return the Key that a key of the map means; an error says why it cannot be one."""
+    """Return the Key for a key of the map; raise if it cannot be one."""
     if isinstance(key, str):
         return _key_named(key)
     if not callable(key):
@@ -438,12 +439,12 @@ def key_for(key: Any) -> Key:
 
 @functools.cache
 def _with_options() -> list[tuple[str, Any]]:
-    """The functions whose arguments are found by what they compute, and their op types."""
+    """Return the functions with arguments to recognize in the program, and their op types."""
     return [(name, ts[0].function) for name, ts in TABLE.items() if ts[0].options is not None]
 
 
 def same_thing(key: Key, op_type: str) -> bool:
-    """Return whether a key stands for just what an op type stands for."""
+    """Return whether a key has exactly the meaning of an op type."""
     if not targets_of(op_type):
         return False
     return {(t.name, t.power) for t in key.targets} == {
@@ -460,7 +461,7 @@ def _key_named(name: str) -> Key:
             _check_notes()
             return FunctionKey(targets[0].function, op_type, targets[0])
         if lost := {target.name for target in targets} - primitives():
-            refuse(OVERRIDES, f"there is no primitive {min(lost)!r}, which {op_type!r} stands for")
+            refuse(OVERRIDES, f"there is no primitive {min(lost)!r}, which {op_type!r} means")
         return PrimitiveKey(op_type, targets, OPS[op_type])
     if op_type in OPS:
         raise UnknownOpError(
@@ -475,7 +476,7 @@ def _key_named(name: str) -> Key:
 
 
 def _unknown(name: str, called: Iterable[str]) -> str:
-    """Say that a name stands for nothing; `called` are the functions in the program."""
+    """Return the error for a name without a meaning; `called` are the functions in the program."""
     others = [] if name[:1].isupper() else [*primitives(), *called]
     hint = near(last_name(name), [*TABLE, *ALIASES, *others])
     return (
@@ -497,11 +498,11 @@ def _check_boundary(key: Any) -> None:
 
 @functools.cache
 def _check_notes() -> None:
-    """Refuse function keys if this JAX does not note where functions were written."""
+    """Raise for function keys if this JAX does not record source locations of functions."""
     for probe in _PROBES:
         (eqn,) = jax.make_jaxpr(probe)(1.0).jaxpr.eqns
         if not FunctionKey(probe).matches(eqn):
-            refuse(FUNCTION_KEYS, "programs do not say where functions were written")
+            refuse(FUNCTION_KEYS, "programs do not contain the places where functions were written")
 
 
 def _probe(x: jax.Array) -> Any:

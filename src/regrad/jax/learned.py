@@ -1,8 +1,9 @@
 """Parameters of rules, as inputs of the programs whose operations have these rules.
 
 An operation under a rule that `learns` takes the parameters as operands, so that JAX differentiates
-by them as by any other. What holds it (a loop, a branch, a call) hands them on: an equation whose
-program takes more inputs than it did is written anew, by JAX's own functions, around that program.
+by them as by any other operand. The equation around it (a loop, a branch, a call) passes the
+parameters on: if its inner program takes additional inputs, regrad creates a new equation around
+that program, using JAX's own functions.
 """
 
 from __future__ import annotations
@@ -23,12 +24,12 @@ from regrad.jax.primitives import is_float
 
 
 def learned_arrays(rule: Any) -> list[Any]:
-    """Return the parameters of a rule: arrays of JAX, to be differentiated by or not."""
+    """Return the parameters of a rule: JAX arrays, differentiated or not."""
     if not isinstance(rule, Learns):
         return []
     rule.check(
         lambda x: isinstance(x, jax.Array) and is_float(jax.typeof(x)),
-        "an array of JAX's, of floats (an argument of the function that is differentiated)",
+        "a JAX array of floats (an argument of the differentiated function)",
     )
     return [*rule.parameters.values()]
 
@@ -44,19 +45,19 @@ def taking_more(program: Any, more: Sequence[core.Var]) -> Any:
 
 
 def takes_more(new: Any, program: Any) -> bool:
-    """Return whether a program takes more inputs than the one that it was made of."""
+    """Return whether a program takes more inputs than the program that it was made from."""
     return len(getattr(new, "jaxpr", new).invars) > len(getattr(program, "jaxpr", program).invars)
 
 
 def reading(jaxpr: core.Jaxpr, more: Sequence[core.Var]) -> core.Jaxpr:
-    """Return a program that takes more inputs first, if its equations read any."""
+    """Return a program with additional first inputs, if its equations read any."""
     if {v for eqn in jaxpr.eqns for v in operands_of(eqn)}.isdisjoint(more):
         return jaxpr
     return jaxpr.replace(invars=[*more, *jaxpr.invars], debug_info=programs.unnamed(jaxpr))
 
 
 def handing_on(eqn: Any, params: dict[str, Any], more: Sequence[core.Var], where: str) -> Any:
-    """Return an equation with these parameters, whose programs take more inputs than they did."""
+    """Return an equation with these parameters, whose programs take additional inputs."""
     k = len(more)
     like: list[Any] = [v.aval for v in (*more, *eqn.invars)]
     given = [*map(programs.struct_of, like)]
@@ -64,21 +65,21 @@ def handing_on(eqn: Any, params: dict[str, Any], more: Sequence[core.Var], where
     if run is None:
         raise GradientError(
             f"override: a rule that learns is for an operation inside {eqn.primitive.name} "
-            f"({where}), into which its parameters cannot be handed. Put the override inside."
+            f"({where}), into which regrad cannot pass its parameters. Put the override inside."
         )
     try:
         made = jax.make_jaxpr(lambda *xs: run(xs[:k], xs[k:]))(*given)
     except NameError as error:
         raise GradientError(
             f"override: a rule that learns is for an operation inside {eqn.primitive.name} "
-            f"({where}) in a vmap with named axes, whose program cannot be written anew. Put the "
+            f"({where}) in a vmap with named axes, whose program regrad cannot rebuild. Put the "
             "override inside."
         ) from error
     return programs.as_call(eqn, made, invars=[*more, *eqn.invars], effects=made.effects)
 
 
 def _runner(eqn: Any, k: int) -> Callable[[Any, Any], Any] | None:
-    """Return a function of the further inputs: of the equation, and of its programs."""
+    """Return a function of the additional inputs of the equation and of its programs."""
     name, p = eqn.primitive.name, programs.Params(eqn)
     fs = [_function(f) for f in programs.runs(eqn)] if name in _RUN else []
     if name == "scan":
@@ -120,7 +121,7 @@ _RUN = programs.CALLS | {"scan", "while", "cond"}
 
 
 def _function(program: Any) -> Callable[[Any, Any], Any]:
-    """Return a program as a function of what it takes more than it did, if it does, and its own."""
+    """Return a program as a function of its additional inputs, if any, and its own inputs."""
     closed = programs.as_closed(program)
     run = core.jaxpr_as_fun(closed)
 

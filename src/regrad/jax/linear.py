@@ -1,7 +1,7 @@
-"""Whether a JAX program is linear in its inputs.
+"""A test whether a JAX program is linear in its inputs.
 
-A rule that is linear in the gradient that arrives has a transpose, which is what forward mode
-needs. JAX's own transposition takes an affine function for a linear one, so this looks first.
+A rule that is linear in the incoming gradient has a transpose, which forward mode needs. JAX's own
+transposition accepts an affine function as linear, so regrad checks linearity first.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from regrad.jax.host.programs import CALLS, CUSTOM, Params, branches, called, sc
 CONSTANT, ZERO, LINEAR = "constant", "zero", "linear"
 TRANSPOSING: ContextVar[bool] = ContextVar("regrad_transposing", default=False)
 
-# The first operand may be linear, the others are constants.
+# The first operand may be linear, the others must be constants.
 FIRST = frozenset({
     "neg", "convert_element_type", "reshape", "broadcast_in_dim", "transpose", "rev",
     "squeeze", "expand_dims", "slice", "dynamic_slice", "gather", "reduce_sum", "cumsum",
@@ -29,27 +29,28 @@ FIRST = frozenset({
     "ppermute", "reduce_scatter", "psum_scatter", "fft", "device_put", "div", "split",
     "sharding_constraint", "mesh_cast", "reduce_window", "unstack", "tile", "layout_constraint",
 })  # fmt: skip
-# Every operand of a float may be linear, or zero.
+# Every float operand may be linear, or zero.
 ALL = frozenset({
     "add", "sub", "add_any", "concatenate", "pad", "dynamic_update_slice", "select_n",
     "complex", "scatter-add", "scatter_add", "scatter-sub", "scatter_sub", "stack",
     "psum", "psum_invariant", "pvary", "pcast",
     "optimization_barrier",
 })  # fmt: skip
-# just one operand
+# Just one operand may be linear.
 ONE = frozenset({"mul", "dot_general", "ragged_dot_general", "conv_general_dilated"})
 LAST = frozenset({"triangular_solve", "tridiagonal_solve", "custom_linear_solve"})
-SOURCE = frozenset({"select_and_scatter_add", "select_and_gather_add"})  # the first; by the second
+# the first operand, selected by the second
+SOURCE = frozenset({"select_and_scatter_add", "select_and_gather_add"})
 OPENED = CALLS | CUSTOM | {"call", "custom_vjp_call_jaxpr", "regrad_op", "shard_map"}
 KEEP_ZERO = FIRST | ALL | ONE | {"select_n"}
 
 
 class NotLinear(Exception):
-    """The equations of a program that are not linear."""
+    """Raised with the equations of a program that are not linear."""
 
 
 def check(program: Any, given: Sequence[str]) -> list[str]:
-    """Return how the outputs depend on inputs of these kinds; NotLinear says what spoils it."""
+    """Return how the outputs depend on inputs of these kinds; raises NotLinear."""
     jaxpr = getattr(program, "jaxpr", program)
     consts = getattr(program, "consts", ())
     env: dict[Any, str] = dict(zip(jaxpr.constvars, map(_constant, consts), strict=True))
@@ -108,7 +109,7 @@ def is_float(aval: Any) -> bool:
 
 
 def _tangent(eqn: Any, given: list[str]) -> bool:
-    """A tangent is linear in what follows its residuals; in these it may be, too."""
+    """Return whether a tangent is linear in its operands, or in its residuals as well."""
     count = eqn.params["count"]
     if LINEAR not in given[:count]:
         return CONSTANT not in given[count:]
@@ -132,7 +133,7 @@ def _scan(eqn: core.JaxprEqn, given: list[str]) -> list[str]:
 def _cond(eqn: core.JaxprEqn, given: list[str]) -> list[str]:
     which, *given = given
     if which == LINEAR:
-        raise NotLinear("a branch chosen by it")
+        raise NotLinear("a branch that it selects")
     first, *rest = [check(branch, given) for branch in branches(eqn)]
     for other in rest:
         first = [*map(_join, first, other)]
@@ -140,18 +141,18 @@ def _cond(eqn: core.JaxprEqn, given: list[str]) -> list[str]:
 
 
 def _join(a: str, b: str) -> str:
-    """Return the kind of a value that is of one kind or the other."""
+    """Return the kind of a value that has one kind or the other."""
     if {a, b} == {CONSTANT, LINEAR}:
         raise NotLinear("a value that is sometimes a constant")
     return a if b in (a, ZERO) else b
 
 
 def transpose(f: Callable[..., Sequence[Any]], like: Sequence[Any], ts: Sequence[Any]) -> Any:
-    """The transpose of a linear function, applied to `ts`; NotLinear says what is not linear."""
+    """Return the transpose of a linear function, applied to `ts`; raises NotLinear otherwise."""
     closed = jax.make_jaxpr(lambda *xs: tuple(f(xs)))(*like)
     kinds = check(closed, [LINEAR] * len(like))
     if CONSTANT in kinds:
-        raise NotLinear("an answer that does not depend on it")
+        raise NotLinear("a result that does not depend on it")
     token = TRANSPOSING.set(True)
     try:
         return jax.linear_transpose(core.jaxpr_as_fun(closed), *like)(list(ts))

@@ -1,19 +1,20 @@
-"""The modules of a model, named while a function is traced: what `override(…, model=…)` is for.
+"""The modules of a model, named while a function is traced: the basis of `override(…, model=…)`.
 
-Programs of NNX say nothing of modules, and those of Equinox their classes. So for the time of a
-trace the `__call__` of each class in the model is replaced, and opens a name scope, `regrad:` and
-the path of the module, around the call. Modules of Linen know their paths; there Flax has a way to
-intercept calls. Where keys ask for classes (a predicate may do so), so do the calls of all other
-modules, with the class for a name: a function may close over them, or `nnx.jit` have made them.
+Programs of NNX contain no names of modules, and programs of Equinox contain only their classes. So
+during a trace, regrad replaces the `__call__` of each class in the model. The replacement opens a
+name scope, `regrad:` and the path of the module, around the call. Modules of Linen have paths, and
+Flax has an API to intercept their calls. If keys use classes (a predicate may do so), the calls of
+all other modules get scopes as well, named by class: a function may close over such modules, or
+`nnx.jit` may have made them.
 
-Modules are known by identity. `TracedCall` makes copies of those among the arguments, and jit, scan
-and `tree_map` make more: all of them are walked along with what they are copies of. Where only the
-copy is seen it must be one that just one module of the model can have: of the same classes, and
-with arrays of the same shapes (or those of a step of a scan). If keys distinguish what it may
-be, it is refused.
+Modules are identified by identity. `TracedCall` copies modules among the arguments, and jit, scan
+and `tree_map` make further copies. regrad walks all of these copies together with their originals.
+If only the copy is visible, it must match exactly one module of the model: the same classes, and
+arrays of the same shapes (or of the shapes of a step of a scan). If keys distinguish between
+several candidates, regrad raises an error.
 
-JAX remembers the programs of compiled functions. In a module each has an axis of that name, which
-nobody uses, so that a program with one module's name is never another's.
+JAX caches the programs of compiled functions. Inside a module, each program has an unused axis
+named after the module, so that a cached program of one module is never used for another.
 """
 
 from __future__ import annotations
@@ -40,19 +41,19 @@ from regrad.jax.host import VMAPS, need
 from regrad.jax.host.extending import trace_of, with_axes
 from regrad.jax.keys import BOUNDARY
 
-MARK = "regrad:"  # what the scopes of modules begin with
-CLASS = "regrad::"  # … and of those that are known by their class alone
+MARK = "regrad:"  # prefix of the scopes of modules
+CLASS = "regrad::"  # … and of modules that are identified by their class alone
 LIBRARIES = ("equinox", "flax.nnx", "flax.linen")
 
-NAMING: ContextVar[Any] = ContextVar("regrad_naming", default=None)  # of the trace that is open
+NAMING: ContextVar[Any] = ContextVar("regrad_naming", default=None)  # of the open trace
 _numbers = itertools.count()
 _lock = threading.RLock()
-_replaced: Counter[type] = Counter()  # by how many traces, and what was there before
+_replaced: Counter[type] = Counter()  # number of traces that replace it, and the original
 _before: dict[type, Any] = {}
 
 
 def module_types(*names: str) -> tuple[type, ...]:
-    """The classes of modules of the libraries that are loaded."""
+    """Return the module classes of the libraries that are loaded."""
     return tuple(sys.modules[name].Module for name in names if name in sys.modules)
 
 
@@ -80,8 +81,8 @@ class Naming:
     """The names of the modules of a model, and of copies of them.
 
     Args:
-        model: A module of Flax or Equinox; None where only Flax's own names count.
-        keys: Those that are in force (`Whereabouts`).
+        model: A module of Flax or Equinox, or None if only Flax's own names are used.
+        keys: The active keys (`Whereabouts`).
     """
 
     def __init__(self, model: Any, keys: Any) -> None:
@@ -92,8 +93,9 @@ class Naming:
         self.is_linen: bool = isinstance(model, module_types("flax.linen"))
         if model is not None and not isinstance(model, module_types(*LIBRARIES)):
             raise ArgumentError(
-                "override: model= expected a module of Flax (linen or nnx) or Equinox, got "
-                f"{kind(model)}. Elsewhere name the parts with jax.named_scope, without model=."
+                "override: expected model= to be a module of Flax (linen or nnx) or Equinox, got "
+                f"{kind(model)}. For other libraries, name the parts with jax.named_scope, "
+                "without model=."
             )
         found: dict[int, tuple[Any, list[str]]] = {}
         for path, module in () if model is None or self.is_linen else walk(model):
@@ -101,9 +103,9 @@ class Naming:
         made = {key: ChainStep(tuple(paths), module) for key, (module, paths) in found.items()}
         self.named: dict[int, ChainStep] = made
         self.steps: list[ChainStep] | None = list(made.values()) or None
-        self.called: set[str] = set()  # the paths of modules that were, or may have been
+        self.called: set[str] = set()  # the paths of modules that were called, or may have been
         self.by_path: dict[str, ChainStep] = {p: step for step in made.values() for p in step.paths}
-        # what becomes of the result of a module of the model, by its path
+        # Applied to the result of a module of the model, with its path.
         self.tap: Callable[[str, Any], Any] = lambda path, y: y
         self.classes: dict[type, str] = {}
 
@@ -117,11 +119,11 @@ class Naming:
 
     @block
     def around(self, given: Any, copies: Any, outside: Sequence[Any]) -> Generator[None]:
-        """A block in which calls of modules are named.
+        """Return a block in which calls of modules are named.
 
         Args:
-            given: What the function was called with, itself included.
-            copies: What the trace has for that.
+            given: The arguments of the function, and the function itself.
+            copies: The copies of these in the trace.
             outside: The traces that were open before (see `traces`).
         """
         token = NAMING.set(_Trace(self, given, copies, outside))
@@ -140,7 +142,7 @@ class Naming:
             NAMING.reset(token)
 
     def _intercept(self, call: Any, args: Any, kwargs: Any, context: Any) -> Any:
-        """Name a call of a module of Linen's."""
+        """Name a call of a Linen module."""
         module = context.module
         path, named = ".".join(module.path), isinstance(self._root(module), type(self.model))
         with ExitStack() as stack:
@@ -160,24 +162,24 @@ class Naming:
 
 
 class _Trace:
-    """One trace: the modules that are known in it, and those that run."""
+    """One trace: the modules that are known in it, and the modules that are running."""
 
     def __init__(self, naming: Naming, given: Any, copies: Any, outside: Sequence[Any]) -> None:
         self.naming = naming
         self.outside = outside
         self.known: dict[int, ChainStep] = dict(naming.named)
-        self.alive: list[Any] = []  # so that no id() is another's
+        self.alive: list[Any] = []  # keeps objects alive, so that no id() is reused
         self.running: list[tuple[Any, ChainStep]] = []
         self.first: dict[str, Any] = {}  # by path, the module that was called first
-        self.alike: list[str] = []  # the paths that stand for several modules, one to all keys
+        self.alike: list[str] = []  # paths shared by several modules that no key distinguishes
         among = dict(walk(copies))
         if naming.steps and not any(id(a) in self.known for _, a in walk(given)):
             same = [among[path] for path, a in walk(given) if _is_like(a, naming.model)]
             if len(same) > 1:
                 raise GradientError(
-                    f"override: {len(same)} arguments are like model=, and nothing tells which of "
-                    "them is meant (jax.grad and others make copies). Let the function close over "
-                    "the others, or use jax.named_scope without model=."
+                    f"override: {len(same)} arguments match model=, and regrad cannot distinguish "
+                    "them (jax.grad and others make copies). Let the function close over the "
+                    "others, or use jax.named_scope without model=."
                 )
             self.note(naming.model, same[0] if same else None)
         for path, a in walk(given):
@@ -185,14 +187,14 @@ class _Trace:
                 self.note(a, among[path])
 
     def note(self, module: Any, copy: Any) -> None:
-        """Note that a module is a copy of one that is known, and so are those in it."""
+        """Record that a module is a copy of a known module, including the modules inside."""
         inside = dict(walk(module))
         for path, each in walk(copy):
             self.known[id(each)] = self.known[id(inside[path])]
             self.alive.append(each)
 
     def step(self, module: Any) -> ChainStep | None:
-        """Return the module of the model that this is; None if it is none of them."""
+        """Return the model's module for this module, or None if it is not in the model."""
         step = self._step(module)
         if step is not None and not any(f"{step.path}.".startswith(p) for p in self.alike):
             first = self.first.setdefault(step.path, module)
@@ -201,9 +203,10 @@ class _Trace:
             )
             if any(a is not b and trace_of(a) is trace_of(b) for a, b in pairs):
                 raise GradientError(
-                    f"override: two modules are called that are like {step.path!r} of model=, with "
-                    "other arrays, and nothing tells which is meant. Let the function close over "
-                    "the other one, or use jax.named_scope without model=."
+                    f"override: the function calls two modules that match {step.path!r} of "
+                    "model=, with different arrays, and regrad cannot determine which of them is "
+                    "the model's. Let the function close over the other module, or use "
+                    "jax.named_scope without model=."
                 )
         return step
 
@@ -218,15 +221,15 @@ class _Trace:
         ]  # fmt: skip
         arrays = _arrays(module)
         if not found or (arrays and all(map(self._is_from_outside, arrays))):
-            return None  # (the function closes over another model, say)
+            return None  # (for example, the function closes over another model)
         others = [s for s in found[1:] if self.naming.keys.tells_apart(found[0], s)]
         if others or not arrays:
             what = " or ".join(repr(s.path) for s in (found[0], *others))
             raise GradientError(
-                "override: a copy of a module is called, made by jit, scan, checkpoint or "
-                f"tree_map, and nothing tells whether it is {what}, which keys distinguish. "
-                "Compile the module around it as a whole, or open a jax.named_scope there, and "
-                "leave model= out."
+                "override: the function calls a copy of a module, made by jit, scan, checkpoint "
+                f"or tree_map, and regrad cannot determine whether it is {what}, which keys "
+                "distinguish. Compile the module around it as a whole, or open a jax.named_scope "
+                "there, and leave model= out."
             )
         self.naming.called |= {s.path for s in found}
         self.note(found[0].module, module)
@@ -234,13 +237,13 @@ class _Trace:
         return found[0]
 
     def _is_from_outside(self, array: Any) -> bool:
-        """Return whether an array was there before the trace, and so was what holds it."""
+        """Return whether an array, and so the object that holds it, existed before the trace."""
         trace = trace_of(array)
         return trace is None or any(trace is each for each in self.outside)
 
 
 def copied(model: Any) -> Any:
-    """Return a copy of a module of NNX that this trace may change, and that has its names."""
+    """Return a copy of an NNX module that this trace may change, with the module's names."""
     if not isinstance(model, module_types("flax.nnx")):
         return model
     copy = sys.modules["flax.nnx"].clone(model)
@@ -250,7 +253,7 @@ def copied(model: Any) -> Any:
 
 
 def _arrays(module: Any) -> list[Any]:
-    """The arrays in a module, all the way down."""
+    """Return the arrays in a module, including nested modules."""
     return [x for x in jax.tree_util.tree_leaves(module) if hasattr(x, "shape")]
 
 
@@ -267,7 +270,7 @@ def _classes(module: Any) -> dict[str, type]:
 
 
 def _scope(number: int, path: str, named: bool = True) -> ExitStack:
-    """A block in which equations have the name of a module, and compiled programs are its own."""
+    """Return a block whose equations have the name of a module, with a separate program cache."""
     stack = ExitStack()
     stack.enter_context(with_axes([(f"{MARK}{number}.{path}", 1)]))
     if named:
@@ -276,7 +279,7 @@ def _scope(number: int, path: str, named: bool = True) -> ExitStack:
 
 
 def owner(step: ChainStep) -> Any:
-    """Return the class that defines the `__call__` of a module; None if none does."""
+    """Return the class that defines the `__call__` of a module, or None."""
     return next((c for c in type(step.module).__mro__ if "__call__" in vars(c)), None)
 
 
@@ -292,7 +295,7 @@ def _owners() -> Iterator[type]:
 
 @block
 def _replacing(owners: Any) -> Generator[None]:
-    """Replace the `__call__`s of these classes, and put them back after the last of all traces."""
+    """Replace the `__call__`s of these classes, and restore them after the last of all traces."""
     try:
         with _lock:
             for owner in owners:
@@ -314,7 +317,7 @@ def _named_call(old: Callable[..., Any]) -> Any:
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         trace: _Trace | None = NAMING.get()
         run = old.__get__(self, type(self))  # pyright: ignore
-        # (a module that runs may call the `__call__` of its base class)
+        # (A running module may call the `__call__` of its base class.)
         if trace is None or (trace.running and trace.running[-1][0] is self):
             return run(*args, **kwargs)
         naming, step = trace.naming, trace.step(self)
@@ -335,10 +338,10 @@ def _named_call(old: Callable[..., Any]) -> Any:
 
 
 def _bounded(key: Any, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-    """Call a module by a compiled function, which leaves a boundary in the program.
+    """Call a module through a compiled function, which leaves a boundary in the program.
 
     Args:
-        key: that for whole calls, which finds the boundary again.
+        key: The key for whole calls, which finds the boundary again.
     """
     given = named(run, args, kwargs)
     names = tuple([name for name, x in given if isinstance(x, jax.Array)])

@@ -1,7 +1,7 @@
-"""How JAX programs spell the op types: as primitives, as functions of JAX, in which form.
+"""Op types in JAX programs: the primitives or functions that they correspond to.
 
-`TABLE` has a line for each op type that an override of a JAX program can reach. The lines of
-elementwise ops that JAX has under the same name are found, the others are written down.
+`TABLE` has a row for each op type that an override of a JAX program can reach. Rows of elementwise
+ops that have the same name in JAX are generated; the other rows are written by hand.
 """
 
 from __future__ import annotations
@@ -27,12 +27,11 @@ Attrs = Mapping[str, Any]
 class Target(NamedTuple):
     """The meaning of an op type: a primitive with certain attributes, or a function.
 
-    `power` picks equations of `integer_pow`, `when` others by what they look like; `refusal` says
-    why one cannot be covered. `operand_names` are the op's names for the operands, where these
-    stand in another order, and `form` is how an equation must be written to be one of the op
-    type. A function's `options` say with which arguments it may have been called, from its
-    equations. `scale` are the numbers by which the equation's result is that of the op type,
-    times them.
+    `power` selects equations of `integer_pow` by exponent. `when` selects equations by a predicate,
+    and `refusal` returns why an equation cannot be covered. `operand_names` are the op's names for
+    the operands, if their order differs. `form` returns the form in which an equation belongs to
+    the op type. A function's `options` return its possible arguments, from its equations. `scale`
+    are factors: the op type's result, times these, is the equation's result.
     """
 
     name: str
@@ -47,7 +46,7 @@ class Target(NamedTuple):
     scale: Callable[[Attrs, Any], Any] = lambda attrs, aval: None
 
     def fits(self, eqn: core.JaxprEqn, batched: bool = False) -> bool:
-        """Return whether an equation is one of these; a batched one may look otherwise."""
+        """Return whether an equation is one of these; a batched equation may look different."""
         if eqn.primitive.name != self.name:
             return False
         if self.power is not None and self.power != Params(eqn)["y"]:
@@ -61,7 +60,7 @@ class Target(NamedTuple):
 
     @property
     def function(self) -> Any:
-        """The function of JAX that is meant, if it is not a primitive."""
+        """Return the JAX function, if the target is not a primitive."""
         module, _, name = self.name.rpartition(".")
         return getattr(functools.reduce(getattr, module.split(".")[1:], jax), name)
 
@@ -70,10 +69,10 @@ class Target(NamedTuple):
 
 
 class MatrixForm(NamedTuple):
-    """A `dot_general` as a product of matrices: axes in another order, some of them as one.
+    """A `dot_general` as a product of matrices: axes in another order, some of them merged.
 
-    `orders` and `shapes` are those of the operands as matrices (with the batch ahead), `split`
-    the operands' own axes in that order.
+    `orders` and `shapes` are the axis orders and shapes of the operands as matrices (batch axes
+    first); `split` are the operands' own axes in that order.
     """
 
     orders: tuple[tuple[int, ...], tuple[int, ...]]
@@ -81,22 +80,22 @@ class MatrixForm(NamedTuple):
     shapes: tuple[tuple[int, ...], tuple[int, ...]]
 
     def operand(self, x: jax.Array, i: int) -> Any:
-        """An operand as a matrix."""
+        """Return an operand as a matrix."""
         return x.transpose(self.orders[i]).reshape(self.shapes[i])
 
     def undo(self, x: jax.Array, i: int) -> Any:
-        """A matrix as the operand that it was."""
+        """Return a matrix in the original form of the operand."""
         back = [self.orders[i].index(axis) for axis in range(len(self.orders[i]))]
         return x.reshape(self.split[i]).transpose(back)
 
     def result(self, y: jax.Array) -> Any:
-        """The result as a matrix."""
+        """Return the result as a matrix."""
         (*batch, m, _), n = self.shapes[0], self.shapes[1][-1]
         return y.reshape((*batch, m, n))
 
 
 def _as_matmul(eqn: Any) -> MatrixForm | None:
-    """Return how a `dot_general` is to be written as `a @ b`; None if it is one."""
+    """Return the form of a `dot_general` as `a @ b`, or None if it already has this form."""
     (left, right), (first, second) = Params(eqn)["dimension_numbers"]
     left, right, first, second = map(tuple, (left, right, first, second))
     a, b = (v.aval.shape for v in eqn.invars)
@@ -123,7 +122,7 @@ def _is_matmul(m: int, n: int, left: Any, right: Any, first: Any, second: Any) -
 
 
 def _no_pooling(eqn: core.JaxprEqn) -> str:
-    """Say why a window reduction is not a pooling of images whose channels come last."""
+    """Return why a window reduction is not a pooling of channels-last images, or ""."""
     p = Params(eqn)
     spatial = {p["window_dimensions"][i] for i in (0, -1)} == {1} == {
         p["window_strides"][i] for i in (0, -1)
@@ -132,8 +131,8 @@ def _no_pooling(eqn: core.JaxprEqn) -> str:
     if spatial and plain:
         return ""
     return (
-        "its windows are not those of a pooling of images whose channels come last; use the key "
-        f"{eqn.primitive.name!r}"
+        "its windows are not the windows of a pooling of images whose channels come last; "
+        f"use the key {eqn.primitive.name!r}"
     )
 
 
@@ -146,7 +145,7 @@ def _pooling(params: Attrs) -> dict[str, Any]:
 
 
 def _window_counts(attrs: Attrs, aval: Any) -> Any:
-    """Return how many elements of the data lie in each window: a sum is the mean, times these."""
+    """Return the number of elements of the data in each window: a sum is the mean times these."""
     size, strides, pad = attrs["filter_size"], attrs["strides"], attrs["pad"]
     win = windows("AvgPool", tuple(aval.shape[1:-1]), size, strides, pad, (1,) * len(size))
     counts = functools.reduce(np.multiply.outer, map(win.counts, range(len(size))))
@@ -154,7 +153,7 @@ def _window_counts(attrs: Attrs, aval: Any) -> Any:
 
 
 def _no_convolution(eqn: core.JaxprEqn) -> str:
-    """Why a `conv_general_dilated` is not one of images whose channels come last."""
+    """Return why a `conv_general_dilated` is not a convolution of channels-last images, or ""."""
     p, n = Params(eqn), len(Params(eqn)["window_strides"])
     last = (0, n + 1, *range(1, n + 1)), (n + 1, n, *range(n)), (0, n + 1, *range(1, n + 1))
     if tuple(map(tuple, p["dimension_numbers"])) != last:
@@ -197,7 +196,7 @@ def _logsumexp(eqns: Sequence[Any]) -> list[dict[str, Any]]:
 def _mean(eqns: Sequence[Any]) -> list[dict[str, Any]]:
     axes = _reduced(eqns, "reduce_sum")
     found = [{"axis": a, "keepdims": keep} for a in axes for keep in (False, True)]
-    # (with `dtype=`, numbers are converted first, and half precision is not widened)
+    # (With `dtype=`, numbers are converted first, and half precision is not widened.)
     x = eqns[0].invars[0]
     known = {"dtype": x.aval.dtype} if eqns[0].primitive.name == "reduce_sum" else {}
     return found + [each | known for each in found if known]
@@ -223,18 +222,18 @@ def _is_transform(eqn: core.JaxprEqn, kind: jax.lax.FftType) -> bool:
 
 
 def _transform(params: Attrs) -> dict[str, Any]:
-    # (JAX multiplies by what `norm` asks for afterwards)
+    # (JAX applies the factor of `norm` afterwards.)
     return {"axes": tuple(range(-len(params["fft_lengths"]), 0)), "norm": "backward"}
 
 
 def _fourier(name: str, attrs: Any) -> list[Target]:
-    """The meaning of a transform, which JAX has as one primitive of several types."""
+    """Return the target of a transform, which JAX has as one primitive with several types."""
     is_one = functools.partial(_is_transform, kind=getattr(jax.lax.FftType, name))
     return [Target("fft", attrs, refusal=_several_axes, when=is_one)]
 
 
 def _windowed(name: str, attrs: Any, refusal: Any, axes: int, **more: Any) -> list[Target]:
-    """The meaning of an op type whose windows have so many axes, as a primitive for any number."""
+    """Return the target of an op type with this number of window axes, as a general primitive."""
     fits = lambda eqn: len(Params(eqn)["window_strides"]) == axes  # noqa: E731
     return [Target(name, attrs, refusal=refusal, when=fits, **more)]
 
@@ -252,10 +251,10 @@ def _inverse_real_transform(params: Attrs) -> dict[str, Any]:
 
 
 def _several_axes(eqn: core.JaxprEqn) -> str:
-    """Say why a transform of real numbers along several axes is not one along one."""
+    """Return why a real transform along several axes is not one along a single axis, or ""."""
     if len(Params(eqn)["fft_lengths"]) == 1 or Params(eqn)["fft_type"].name in ("FFT", "IFFT"):
         return ""
-    return "it transforms several axes at once, complex ones among them; use the key 'fft'"
+    return "it transforms several axes at once, including complex ones; use the key 'fft'"
 
 
 TABLE: dict[str, list[Target]] = {
@@ -306,9 +305,9 @@ ABSENT = {"Identity", "NextAfter"}
 
 
 def targets_of(op_type: str) -> list[Target]:
-    """Return the targets of an op type; none where JAX has neither primitive nor function."""
+    """Return the targets of an op type; empty if JAX has neither primitive nor function."""
     if op_type not in TABLE and op_type in OPS and (found := _named_alike(OPS[op_type])):
-        TABLE[op_type] = found  # it was made after this module
+        TABLE[op_type] = found  # the op type was defined after this module was loaded
     return TABLE.get(op_type, [])
 
 
@@ -320,7 +319,8 @@ def _named_alike(op: Op) -> list[Target]:
     found = [Target(p.name) for name in names if (p := getattr(jax.lax, f"{name}_p", None))]
     found += [Target(f"jax.nn.{name}") for name in names if _is_call(getattr(jax.nn, name, None))]
     taken = {target.name for targets in TABLE.values() for target in targets}
-    return [target for target in found[:1] if target.name not in taken]  # it is another op's
+    # the target belongs to another op
+    return [target for target in found[:1] if target.name not in taken]
 
 
 def _is_call(function: Any) -> bool:

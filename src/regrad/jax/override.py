@@ -1,20 +1,20 @@
-"""`override`: a JAX function with rules of yours inside, and what they did.
+"""`override`: a JAX function with your rules inside, and a report of where they applied.
 
 A call of `override(f, rules)` goes through four stages:
 
-1. `TracedCall` opens the arguments (and f itself: it may be a module with arrays in it) into arrays
-   and the rest, and closes the results again.
-2. `jax.make_jaxpr` writes down what f computes for arrays of these shapes.
-3. `Surgery` puts the rules into that program, and lists what it found.
-4. The program runs, op by op or in whatever trace is open. So `jax.jit(override(f, rules))` goes
-   through the first three stages once, and `jax.grad` differentiates the program with the rules.
+1. `TracedCall` flattens the arguments (and f itself, which may be a module with arrays) into arrays
+   and other values, and rebuilds the results.
+2. `jax.make_jaxpr` traces the computation of f for arrays of these shapes.
+3. `Surgery` puts the rules into that program, and lists its findings.
+4. The program runs, op by op or in the open trace. So `jax.jit(override(f, rules))` goes through
+   the first three stages once, and `jax.grad` differentiates the program with the rules.
 
 Invariants:
 
-* Refusals come first: before a hit is noted, and before anything runs. A refused call leaves the
-  reports as they were.
-* What f does to Flax objects by reference (`nnx`) happens to copies in the trace, and is done to
-  the objects outside once the program has run: a call that fails has changed nothing.
+* Errors come first: before any hit is recorded, and before anything runs. A call that raises leaves
+  the reports unchanged.
+* Changes that f makes to Flax objects by reference (`nnx`) are made to copies in the trace, and
+  applied to the objects outside once the program has run: a call that fails has changed nothing.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from jax.tree_util import tree_flatten, tree_unflatten
 from regrad.autodiff.gradients import callable_or_raise
 from regrad.core.callers import PACKAGE, warn_caller
 from regrad.core.containers import replaced
-from regrad.core.places import at, entries, spread
+from regrad.core.places import at, entries, refuse_none, spread
 from regrad.core.replacing import Replace, check_values
 from regrad.core.reports import Report, Table, Untouched
 from regrad.core.scopes import check_order, unmarked
@@ -58,65 +58,68 @@ _USE = (
 
 
 _READS = (
-    "the function reads a value that is traced. In a map with values=True or rules.learns, NumPy "
-    "arrays of floats are traced, too. Pass jnp.asarray(x) and compute with jax.numpy, or close "
-    "over the array instead of passing it: then no rule holds for what NumPy computes. ({})"
+    "the function reads the value of a traced array. In a map with values=True or rules.learns, "
+    "NumPy arrays of floats are traced, too. Pass jnp.asarray(x) and compute with jax.numpy, or "
+    "close over the array instead of passing it: then no rule applies to the computations of "
+    "NumPy. ({})"
 )
 
 
 class override(Report[KeyBinding]):
-    """A function of JAX's with other gradients inside, and a report of what they did.
+    """Replace gradients inside a JAX function, and report where the rules applied.
 
     Args:
-        f: any function that `jax.jit` could compile: a model, a loss, a bound `apply`. It is
-            not edited, and computes what it computed.
-        rules: `{key: rule}`. A key is an op type (`"Relu"`; the table is in the documentation),
-            the name of a JAX primitive (`"tanh"`), or a function under `jax.jit`,
-            `jax.custom_jvp` or `jax.custom_vjp` (`jax.nn.relu`) or its name, or one of these in
-            one place: `rg.at("layers.*", "Relu")`; `rg.at("head")` is the whole call of a module of
-            `model`. A rule is what `gradient_override_map` takes,
-            written with regrad's functions or with JAX's. An op type's own name,
-            `{"Exp": "Exp"}`, means JAX's derivative: it counts, no more.
-        open: functions with a derivative of their own (`jax.custom_jvp`, `jax.custom_vjp`), or
-            their names, that are to be differentiated op by op where they hold an overridden op.
-        keep: those that are to keep their derivative, so that nothing is refused.
-        model: a module of Flax (linen or nnx) or Equinox, whose parts have the names of its
-            attributes: `rg.at("layers.0", "Tanh")`. Without it the classes of modules and
-            `jax.named_scope`s count, and what Linen and Haiku call their modules. f is called with
-            it, with copies of it (as `jax.grad` makes them) or closes over it.
-        values: whether rules may replace values, as `rg.replace(forward)` does.
-        order: By default the rules hold at every order. With `order=1` they give the first
-            derivative alone: what differentiates that (`jax.grad` of `jax.grad`) differentiates the
-            rules' formulas, and all else by JAX's own derivatives.
+        f: Any function that `jax.jit` can compile: a model, a loss, a bound `apply`. It is not
+            edited, and its values are unchanged.
+        rules: `{key: rule}`. A key is an op type (`"Relu"`; the table is in the documentation), the
+            name of a JAX primitive (`"tanh"`), or a function under `jax.jit`, `jax.custom_jvp` or
+            `jax.custom_vjp` (`jax.nn.relu`), or the name of such a function. It may also be one of
+            these at one place: `rg.at("layers.*", "Relu")`; `rg.at("head")` is the whole call of a
+            module of `model`. A rule is the same as in `gradient_override_map`, written with
+            regrad's functions or with JAX's. An op type's own name, `{"Exp": "Exp"}`, means JAX's
+            derivative: the override only counts it.
+        open: Functions with a custom derivative (`jax.custom_jvp`, `jax.custom_vjp`), or their
+            names, to differentiate op by op if they contain an overridden op.
+        keep: Functions with a custom derivative that keep it, instead of raising an error.
+        model: A module of Flax (linen or nnx) or Equinox, whose parts have the names of its
+            attributes: `rg.at("layers.0", "Tanh")`. Without it, places are the classes of modules,
+            `jax.named_scope`s, and the module names of Linen and Haiku. f must take the model, or
+            copies of it (as `jax.grad` makes them), as an argument, or close over it.
+        values: Whether rules may replace values, as `rg.replace(forward)` does.
+        order: By default, the rules apply at every order. With `order=1`, they define the first
+            derivative alone: a derivative of it (`jax.grad` of `jax.grad`) differentiates the
+            rules' formulas, and everything else by JAX's own derivatives.
 
-    Calling it traces f, puts each rule where its op occurs (in nested `jit`, `scan`, `while`,
-    `cond`, `checkpoint`, `vmap` and `shard_map`, too), and runs the program. A rule in force fires
-    or raises. So differentiate, batch and compile the result, not f:
+    A call traces f, puts each rule where its op occurs (also in nested `jit`, `scan`, `while`,
+    `cond`, `checkpoint`, `vmap` and `shard_map`), and runs the program. An active rule fires or
+    raises. So differentiate, batch and compile the result, not f:
     `jax.grad(override(loss, rules))`. JAX arrays among the arguments are traced; everything else
-    (Python numbers, NumPy arrays) is a constant. If the map may replace values (`values=True`) or
-    a rule `learns`, NumPy arrays of floats with one or more dimensions are traced, too, as
-    `jax.jit` traces them: otherwise NumPy would compute what belongs to the rules.
+    (Python numbers, NumPy arrays) is a constant. If the map may replace values (`values=True`) or a
+    rule `learns`, NumPy arrays of floats with one or more dimensions are traced as well, as in
+    `jax.jit`. Otherwise NumPy would compute results to which the rules must apply.
 
-    A function with a derivative of its own that computes an overridden op would hide it from
-    the rule, and so is refused, unless `open` or `keep` names it. JAX's own (`logaddexp` in a
-    softplus) keep their derivative; a warning names them if a key occurs nowhere else.
+    A function with a custom derivative that computes an overridden op would hide the op from its
+    rule. So the call raises PassedOverError, unless `open` or `keep` names the function. JAX's own
+    functions (`logaddexp` in a softplus) keep their derivative; a warning names them if a key
+    occurs nowhere else.
 
-    `hits`, `table()`, `untouched()` and `assert_fired()` tell what happened. Ops are counted
-    when a program is traced, rules when they are; what a compiled program does later is not. A
-    call in which nothing matched warns with UnusedOverrideWarning, and so does the first one in
-    which a key matches nothing that has never matched, unless `rules.optional` marks it.
+    `hits`, `table()`, `untouched()` and `assert_fired()` report which rules applied. Ops are
+    counted when a program is traced, and rules when they are traced; later runs of a compiled
+    program are not counted. A call in which nothing matched warns with UnusedOverrideWarning. The
+    first call in which a key that has never matched matches nothing warns as well, unless
+    `rules.optional` marks its rule.
 
     Raises:
-        ArgumentError: the map is not a dict of keys to rules; a function that leaves no boundary in
-            JAX's programs as a key; two keys for one thing; a place that is nowhere in the program;
-            a rule replaces values without `values=True`; `order` is neither None nor 1; the
-            function reads the value of a NumPy array that is traced.
-        UnknownOpError: a key is neither an op type that can be found nor a primitive.
-        RuleError: a rule asks for a name that its op does not have, or answers wrongly.
-        PassedOverError: a function with a derivative of its own hides an overridden op.
-        GradientError: a rule cannot be put where its op occurs (see the documentation), nothing
-            tells which module of `model` is called, or forward mode meets a rule that is not
-            linear in the gradient that arrives.
+        ArgumentError: The map is not a dict of keys to rules; a key is a function that leaves no
+            boundary in JAX's programs; two keys have the same meaning; a place is nowhere in the
+            program; a rule replaces values without `values=True`; `order` is neither None nor 1;
+            the function reads the value of a traced NumPy array.
+        UnknownOpError: A key is neither an op type that occurs in JAX programs nor a primitive.
+        RuleError: A rule takes a name that its op does not have, or returns a wrong result.
+        PassedOverError: A function with a custom derivative hides an overridden op.
+        GradientError: A rule cannot be put where its op occurs (see the documentation), regrad
+            cannot identify the called module of `model`, or forward mode reaches a rule that is
+            not linear in the incoming gradient.
 
     Source: `tf.Graph.gradient_override_map`.
 
@@ -138,7 +141,7 @@ class override(Report[KeyBinding]):
     >>> print(jax.grad(ours)(0.0))
     11.0
 
-    The derivative of what a rule explains:
+    The derivative of the gradient that a rule defines:
 
     >>> for order in (None, 1):
     ...     rules = {"Tanh": lambda dy, y: dy * y}
@@ -164,7 +167,7 @@ class override(Report[KeyBinding]):
         order: int | None = None,
     ) -> None:
         if isinstance(f, Mapping):
-            raise ArgumentError(f"override takes the function first. {_USE}")
+            raise ArgumentError(f"override takes the function as its first argument. {_USE}")
         callable_or_raise(f, "override")
         if not isinstance(rules, Mapping):
             raise ArgumentError(
@@ -172,27 +175,28 @@ class override(Report[KeyBinding]):
                 f"override(f, {{'Relu': rule}}), got {kind(rules)}"
             )
         self._order = check_order("override", order)
-        need(OVERRIDES, GRADIENTS)  # (here it is the user who calls, and there it may be JAX)
-        self._original = f  # (wrappers copy attributes, so plain names would meet their own)
+        need(OVERRIDES, GRADIENTS)  # (Here the user calls; later calls may come from JAX.)
+        # (wrappers copy attributes, so plain names would collide with the wrapped function's)
+        self._original = f
         self._bindings: dict[str, KeyBinding] = {}
-        rules, marked = unmarked(spread(rules))
+        rules, marked = unmarked(spread(refuse_none(rules)))
         self._rules: Mapping[Any, Any] = rules
         check_values(rules, values, order, "override(f, rules, values=True)")
         whole = [key for key in rules if isinstance(key, at) and key.what is None]
         if whole and not isinstance(model, module_types("equinox", "flax.nnx")):
             raise ArgumentError(
-                f"override: {whole[0]!r} means whole calls as one op, of which only the modules of "
-                "a model of Equinox or Flax's nnx leave a boundary: give model=. Elsewhere say for "
-                "which op type the key holds, rg.at(where, 'Softmax'), or give the call a gradient "
-                "with rg.jax.custom_grad."
+                f"override: {whole[0]!r} selects whole calls as one op, and only modules of a "
+                "model of Equinox or Flax's nnx leave a boundary for them: pass model=. "
+                "Otherwise name the op type of the key, rg.at(where, 'Softmax'), or define a "
+                "gradient for the call with rg.jax.custom_grad."
             )
         given = (
             keep if isinstance(keep, Iterable) else ()
-        )  # (`ClosedFunctionPolicy` refuses others)
+        )  # (`ClosedFunctionPolicy` raises for others)
         kept = [key for key in given if isinstance(key, at)]
         if wrong := [key for key in kept if key not in whole]:
             raise ArgumentError(
-                f"override: keep: {wrong[0]!r} is not a key of the map for whole calls"
+                f"override: {wrong[0]!r} in keep= is not a key of the map for whole calls"
             )
         self._keys: dict[Any, Key] = {}
         for key, rule in rules.items():
@@ -204,14 +208,15 @@ class override(Report[KeyBinding]):
         self._surgery = Surgery([*self._bindings.values()], policy, model, kept)
         self._traces_numpy = values or bool(self._surgery.learned)
         self._untouched = Untouched()
-        self._told: set[str] = set()  # the keys of which a warning said that they match nothing
+        # keys for which a warning has reported that they match nothing
+        self._told: set[str] = set()
         self._notes: Counter[tuple[str, str, str]] = Counter()
         self._closed: dict[Closed, None] = {}
         self._has_vmaps = False
         self._look_like(f)
 
     def _look_like(self, f: Callable[..., Any]) -> None:
-        """Take over name and signature, but no `__wrapped__`: nobody is to call f itself."""
+        """Copy name and signature, but no `__wrapped__`: no code may call f itself."""
         for name in ("__name__", "__qualname__", "__module__", "__doc__"):
             if hasattr(f, name):
                 setattr(self, name, getattr(f, name))
@@ -220,14 +225,14 @@ class override(Report[KeyBinding]):
 
     def _bind(self, key: Any, rule: Any, place: at | None) -> KeyBinding:
         meant = WholeKey(rule) if key is None else self._keys.get(key) or key_for(key)
-        # of two rules for one op (`"Relu"` and `jax.nn.relu`) one would be passed over silently
+        # Of two rules for one op (`"Relu"` and `jax.nn.relu`), one would be silently ignored.
         for label, other in self._bindings.items():
             if meant.meets(other.key) and place == other.place:
                 raise ArgumentError(
-                    f"override: two keys ({label!r} and {meant.label!r}) stand for the same thing; "
-                    "give one of them"
+                    f"override: two keys ({label!r} and {meant.label!r}) have the same meaning; "
+                    "pass one of them"
                 )
-        # two functions of one name, from two modules, are two keys: `scale`, `scale (2)`
+        # Two functions with one name, from two modules, are two keys: `scale`, `scale (2)`.
         alike = [k for k in self._keys.values() if k.label.split(" (")[0] == meant.label]
         meant.label += f" ({len(alike) + 1})" if alike and meant not in alike else ""
         self._keys[key] = meant
@@ -235,24 +240,24 @@ class override(Report[KeyBinding]):
         binding.once = self._order == 1
         known = getattr(meant, "known", None)
         if known is not None:
-            binding.bind(known)  # so that a rule that does not fit is refused now
+            binding.bind(known)  # raise now for a rule that does not fit
         elif not (callable(rule) or isinstance(rule, str | Replace)):
             raise ArgumentError(
-                f"override: for {meant.label!r} expected a rule (a function, or a name "
-                f"given to RegisterGradient), got {kind(rule)}"
+                f"override: expected a rule for {meant.label!r} (a function, or a name registered "
+                f"with RegisterGradient), got {kind(rule)}"
             )
         self._bindings[binding.name] = binding
         return binding
 
     def __enter__(self) -> NoReturn:
-        """Say that this is not a scope."""
+        """Raise, because an override is not a scope."""
         raise ArgumentError(f"override is not a scope. {_USE}")
 
     def __exit__(self, *error: Any) -> None:
-        """Do nothing: nobody has entered."""
+        """Do nothing, because `__enter__` raises."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Return the results of f, with the rules in force."""
+        """Return the results of f, with the rules active."""
         where = self._surgery.where
         given = self._original, args, kwargs
         call = TracedCall(given, where and where.naming, self._traces_numpy)
@@ -269,7 +274,7 @@ class override(Report[KeyBinding]):
         self._warn(found)
         self._note(found)
         arrays = call.arrays
-        if len(program.in_avals) > len(arrays):  # what rules learn is used
+        if len(program.in_avals) > len(arrays):  # some rule reads its parameters
             arrays = [*self._surgery.parameters, *arrays]
         if self._order == 1:
             count, every = len(arrays), tied([*arrays, *program.consts])
@@ -278,23 +283,23 @@ class override(Report[KeyBinding]):
 
     def _trace(self, call: TracedCall) -> Any:
         """Return the program of a call; if it has batched ops, with the vmaps as equations."""
-        if not self._has_vmaps:  # remembered: the next call is traced once
+        if not self._has_vmaps:  # remembered, so that the next call is traced once
             closed = jax.make_jaxpr(call.traced)(*call.arrays)
             self._has_vmaps = bool(self._bindings) and has_batches(closed.jaxpr)
             if not self._has_vmaps:
                 return closed
-        from regrad.jax.vmaps import trace  # stands on JAX's insides, which few programs need
+        from regrad.jax.vmaps import trace  # depends on JAX internals, which few programs need
 
         return trace(call.traced, call.arrays)
 
     def _refuse(self, found: Occurrences) -> None:
-        """Refuse a program in which functions of others would hide ops from their rules."""
+        """Raise for a program in which third-party functions would hide ops from their rules."""
         hiding = [c for c in found.closed if not c.own and not c.kept]
         if hiding:
             raise PassedOverError(f"override: {advice(hiding)}")
 
     def _warn(self, found: Occurrences) -> None:
-        """Warn of a call without a match, and once of JAX's functions that hide all of a key."""
+        """Warn of a call without a match, and once of JAX functions that hide all ops of a key."""
         hit = {seen.binding.shown for seen in found.hits}
         known = {(c.name, c.place, c.keys) for c in self._closed}
         new = [c for c in found.closed if (c.name, c.place, c.keys) not in known and not c.kept]
@@ -303,8 +308,8 @@ class override(Report[KeyBinding]):
         idle = [b for b in rest if hit.isdisjoint(each.shown for each in b.sisters)]
         if idle and not found.hits:
             why = advice(found.closed) if found.closed else (
-                f"no {', '.join(b.shown for b in idle)} through which a "
-                "gradient could pass occurs in the function. untouched() lists what does."
+                f"the function contains no {', '.join(b.shown for b in idle)} through which a "
+                "gradient could pass. untouched() lists the operations that occur."
             )  # fmt: skip
             if found.spikes and any(b.op_type == "Step" for b in idle):
                 why += (
@@ -329,7 +334,7 @@ class override(Report[KeyBinding]):
         return [f"{b.shown} names {step.path!r}, {why}" for b, step in found]
 
     def _tell(self, message: str, level: int) -> None:
-        """Warn at the user's line: JAX's own lines are often between."""
+        """Warn at the user's line, because JAX's own frames are often in between."""
         warn_caller(message, UnusedOverrideWarning, (PACKAGE, os.path.dirname(jax.__file__)))
 
     def _note(self, found: Occurrences) -> None:
@@ -344,12 +349,13 @@ class override(Report[KeyBinding]):
         """Return the differentiable operations that kept their gradient: name, calls, line.
 
         Args:
-            only: An op type, a primitive, a function, or a tuple of them: the operations to list,
-                by the names of their primitives. By default all are.
+            only: An op type, a primitive, a function, or a tuple of these: the operations to list,
+                by the names of their primitives. By default, all operations.
 
         Raises:
-            ArgumentError: a function (or an op type that is one in JAX, `"Gelu"`) has no derivative
-                of its own. Then the operations that it is made of are listed, not the function.
+            ArgumentError: `only` is a function (or an op type that is a function in JAX, `"Gelu"`)
+                without a custom derivative. The report lists the operations that it consists of,
+                not the function.
         """
         if only is None:
             return self._untouched.table()
@@ -358,8 +364,8 @@ class override(Report[KeyBinding]):
             function = getattr(key, "function", None)
             if function and not isinstance(function, jax.custom_jvp | jax.custom_vjp):
                 raise ArgumentError(
-                    f"untouched: {key.label!r} is a function in JAX, without a derivative of its "
-                    "own, so the operations that it is made of are listed. Name those; "
+                    f"untouched: {key.label!r} is a function in JAX without a custom derivative, "
+                    "so the report lists the operations that it consists of. Pass these; "
                     "untouched() lists all."
                 )
         names = {target.name for key in keys for target in key.targets}
@@ -367,7 +373,7 @@ class override(Report[KeyBinding]):
         return self._untouched.table({*names, *labels})
 
     def table(self) -> Table:
-        """Return the hits; then what was opened, was left closed, or kept a rule of its own."""
+        """Return the hits, then the functions that were opened, left closed, or kept their rule."""
         table = super().table()
         path = [""] * (len(table.headings) - 6)
         rows = [(*path, n, what, str(c), "", at, "") for (n, what, at), c in self._notes.items()]
@@ -396,12 +402,12 @@ class override(Report[KeyBinding]):
 
 
 def _holds(x: Any) -> bool:
-    """Return whether NumPy computes with this as with an array of floats."""
+    """Return whether NumPy treats this as an array of floats."""
     return isinstance(x, np.ndarray) and x.ndim > 0 and jax.numpy.issubdtype(x.dtype, np.inexact)
 
 
 class TracedCall:
-    """The arguments of one call (the function is one of them), opened, and the results."""
+    """The flattened arguments of one call (including the function), and the results."""
 
     def __init__(self, given: Any, naming: Naming | None = None, numpy: bool = False) -> None:
         self.given = given
@@ -411,7 +417,7 @@ class TracedCall:
         self.leaves: list[Any]
         self.structure: Any
         self.leaves, self.structure = tree_flatten(given, is_leaf=self.modules.holds)
-        # other arrays and numbers of NumPy stay as they are: f may use them as Python values
+        # Other NumPy arrays and numbers stay unchanged: f may use them as Python values.
         self.numpy_places: list[int] = [i for i, x in enumerate(self.leaves) if numpy and _holds(x)]
         for i in self.numpy_places:
             self.leaves[i] = jax.numpy.asarray(self.leaves[i])
@@ -421,7 +427,7 @@ class TracedCall:
         self.arrays: list[Any] = [self.leaves[i] for i in self.places] + self.modules.arrays
 
     def traced(self, *xs: Any) -> list[Any]:
-        """Call the function on these arrays: the arrays it returns, then changed state."""
+        """Call the function on these arrays; return its arrays, then changed state."""
         leaves = replaced(self.leaves, self.places, xs[: len(self.places)])
         self.modules.inside(leaves, xs[len(self.places) :])
         f, args, kwargs = copies = tree_unflatten(self.structure, leaves)
@@ -439,7 +445,7 @@ class TracedCall:
     def result(self, ys: list[Any]) -> Any:
         """Return the value that the function returned, with these arrays."""
         count = len(self.out_places)
-        # (a function may return the module that it was given)
+        # (A function may return a module that it received.)
         outs = replaced(map(self.modules.original, self.outs), self.out_places, ys[:count])
         self.modules.update(ys[count:])
         return tree_unflatten(self.out_structure, outs)
@@ -449,7 +455,7 @@ class NnxObjects:
     """Objects of Flax's nnx among the arguments (modules, optimizers, Rngs), which may change."""
 
     def __init__(self, given: Any) -> None:
-        self.nnx: Any = sys.modules.get("flax.nnx")  # not imported here: it is optional
+        self.nnx: Any = sys.modules.get("flax.nnx")  # not imported here, because it is optional
         self.copies: list[Any] = []
         self.arrays: list[Any] = []
         leaves = jax.tree_util.tree_leaves(given, is_leaf=self.holds) if self.nnx else ()
@@ -461,13 +467,13 @@ class NnxObjects:
             self.arrays, self.state = tree_flatten(state)
 
     def holds(self, leaf: Any) -> bool:
-        """Return whether nnx knows this object by reference and it is not a Ref of JAX's."""
+        """Return whether nnx tracks this object by reference and it is not a JAX Ref."""
         if self.nnx is None or isinstance(leaf, jax.Ref):
             return False
         return self.nnx.graph.is_graph_node(leaf) or isinstance(leaf, self.nnx.Variable)
 
     def inside(self, leaves: list[Any], xs: Sequence[Any]) -> None:
-        """Put objects with these arrays in the places of those outside."""
+        """Put objects with these arrays in the places of the objects outside."""
         if self.found:
             self.given: list[Any] = list(xs)
             self.copies = self.nnx.merge(self.graph, tree_unflatten(self.state, xs))
@@ -475,11 +481,11 @@ class NnxObjects:
             leaves[:] = [next(copies) if self.holds(leaf) else leaf for leaf in leaves]
 
     def is_copy(self, leaf: Any) -> bool:
-        """Return whether this is an object that the function was given."""
+        """Return whether this is a copy that the function received."""
         return any(leaf is copy for copy in self.copies)
 
     def original(self, leaf: Any) -> Any:
-        """Return the object outside for one inside, anything else as it is."""
+        """Return the object outside for an object inside, and any other value unchanged."""
         pairs = zip(self.copies, self.found, strict=True)
         return next((found for copy, found in pairs if copy is leaf), leaf)
 
@@ -490,8 +496,8 @@ class NnxObjects:
         state = self.nnx.state(self.copies)
         self.after: Any
         now, self.after = tree_flatten(state)
-        # Weights that nobody changed need not come out of the program. If the number of arrays is
-        # another, the function has added or removed some, and all are taken over.
+        # Unchanged weights need not be results of the program. If the number of arrays differs, the
+        # function has added or removed some, and all arrays are taken over.
         before = self.given if len(now) == len(self.given) else [None] * len(now)
         self.moved: list[int] = [
             i for i, (a, b) in enumerate(zip(now, before, strict=True)) if a is not b

@@ -1,8 +1,9 @@
-"""The two primitives behind every gradient of ours in a JAX program.
+"""The two primitives that implement regrad's gradients in JAX programs.
 
-`regrad_op` computes what a function computes; its derivative is a tangent. `regrad_tangent` is a
-linear map that is known by its transpose, the pull of a rule. Backward it is the pull itself, at
-any order; forward it is the transpose of the pull, if the pull is linear (see `linear`).
+`regrad_op` computes the result of a program; its derivative is a tangent. `regrad_tangent` is a
+linear map that is defined by its transpose, the pull of a rule. In reverse mode it is the pull
+itself, at any order. In forward mode it is the transpose of the pull, if the pull is linear (see
+`linear`).
 """
 
 from __future__ import annotations
@@ -25,15 +26,15 @@ Arrays: TypeAlias = Sequence[Any]
 
 
 class EquationGradient:
-    """The way of a gradient through one op of a JAX program, with cotangents as JAX has them.
+    """The gradient of one op of a JAX program, with cotangents in JAX's convention.
 
-    `name` is for messages, `avals` are those of the inputs. One that counts `once` is for the first
-    derivative alone: to what differentiates that, the op is what it computes.
+    `name` is for messages, `avals` are the types of the inputs. A gradient that counts `once` is
+    for the first derivative alone: for higher derivatives, the op is its own computation.
     """
 
     name = ""
     once = False
-    sparse = False  # whether None, not zeros, arrives from outputs that have no gradient
+    sparse = False  # outputs without a gradient pass None, not zeros
     avals: Sequence[Any] = ()
 
     def keeps(self, wanted: Sequence[int]) -> tuple[Sequence[int], bool]:
@@ -41,9 +42,9 @@ class EquationGradient:
         return range(len(self.avals)), True
 
     def pull(self, xs: Arrays, ys: Arrays | None, dys: Arrays, wanted: Sequence[int]) -> Arrays:
-        """Gradients by the wanted inputs, of their shapes and dtypes.
+        """Return the gradients by the wanted inputs, with their shapes and dtypes.
 
-        Inputs that are not kept are None. `dys` are those of the outputs that are floats.
+        Inputs that are not kept are None. `dys` are the gradients of the float outputs.
         """
         raise NotImplementedError
 
@@ -52,7 +53,7 @@ class EquationGradient:
 
 
 def fit(dx: Any, aval: Any) -> Any:
-    """A gradient for an input of this type: zeros for None; over a mesh, all devices' sum."""
+    """Return a gradient for an input: zeros for None; over a mesh, the sum over devices."""
     if dx is None:
         return extending.zeros_like_aval(aval)
     dx = jax.numpy.asarray(dx)
@@ -63,7 +64,7 @@ def fit(dx: Any, aval: Any) -> Any:
 
 
 def map_over(axis: Any, f: Callable[..., Any], in_axes: Any) -> Callable[..., Any]:
-    """`f` along the axis over which JAX is batching."""
+    """Return `f` mapped along the axis over which JAX is batching."""
     return jax.vmap(
         f, in_axes, 0, axis_name=axis.name, axis_size=axis.size, spmd_axis_name=axis.spmd_name
     )
@@ -75,7 +76,7 @@ op_p: Any = core.Primitive("regrad_op")
 
 
 def run_op(xs: Sequence[Any], jaxpr: core.ClosedJaxpr, gradient: EquationGradient) -> list[Any]:
-    """The outputs of a program, which has this gradient."""
+    """Return the outputs of a program that has this gradient."""
     return op_p.bind(*xs, jaxpr=jaxpr, gradient=gradient)
 
 
@@ -107,7 +108,8 @@ def _op_batched(
     along = [d is not None for d in dims]
     run = map_over(axis, core.jaxpr_as_fun(jaxpr), tuple(dims))
 
-    def body(*xs: Any) -> Any:  # on the axes that JAX would see: another order may round otherwise
+    # in the order of axes that JAX would use: another order may round differently
+    def body(*xs: Any) -> Any:
         back = [x if not d else jax.numpy.moveaxis(x, 0, d) for x, d in zip(xs, dims, strict=True)]
         return run(*back)
 
@@ -119,14 +121,14 @@ def _op_batched(
 def _op_transposed(dys: Arrays, *xs: Any, jaxpr: Any, gradient: EquationGradient) -> Any:
     if not TRANSPOSING.get():
         raise GradientError(
-            f"jax.linear_transpose: {gradient.name} has a gradient of its own, which is not "
-            "that of the program around it. Use jax.vjp, jax.grad or jax.jvp."
+            f"jax.linear_transpose: {gradient.name} has a custom gradient, which differs from the "
+            "gradient of the program around it. Use jax.vjp, jax.grad or jax.jvp."
         )
     return _by_transposition(partial(_evaluate, jaxpr=jaxpr, gradient=gradient), dys, xs)
 
 
 def _by_transposition(f: Callable[..., Any], dys: Sequence[Any], xs: Sequence[Any]) -> list[Any]:
-    """The transpose of f by those of its arguments that are still unknown."""
+    """Return the transpose of f by the arguments that are still unknown."""
     places = [i for i, x in enumerate(xs) if extending.is_undefined_primal(x)]
 
     def inner(*linear: Any) -> Any:
@@ -147,7 +149,7 @@ extending.define(
 
 
 class WrappedGradient(EquationGradient):
-    """A gradient by way of another one, of the same inputs and outputs."""
+    """A gradient computed through another gradient, with the same inputs and outputs."""
 
     def __init__(self, one: EquationGradient) -> None:
         self.one = one
@@ -186,10 +188,9 @@ tangent_p: Any = core.Primitive("regrad_tangent")
 
 
 class Tangent:
-    """A linear map, known by its transpose: `pull(residuals, dys)`.
+    """A linear map, defined by its transpose: `pull(residuals, dys)`.
 
-    `outs` are the types of its results, and so of the dys. A dy is None where nothing uses the
-    result.
+    `outs` are the types of its results, and so of the dys. A dy is None if the result is unused.
     """
 
     name = ""
@@ -216,7 +217,7 @@ class OpTangent(Tangent):
         self.kept, self.keeps_outputs = gradient.keeps(wanted)
 
     def residuals(self, xs: Sequence[Any], ys: Sequence[Any]) -> list[Any]:
-        """Return those inputs and outputs that the pull needs."""
+        """Return the inputs and outputs that the pull needs."""
         return [*(xs[i] for i in self.kept), *(ys if self.keeps_outputs else ())]
 
     def pull(self, residuals: Sequence[Any], dys: Sequence[Any]) -> Sequence[Any]:
@@ -229,9 +230,9 @@ class OpTangent(Tangent):
 
 
 class DerivedTangent(Tangent):
-    """The derivative of a tangent by its residuals: the transpose is the pull's own derivative.
+    """The derivative of a tangent by its residuals; its transpose is the pull's own derivative.
 
-    Its residuals are those of the other, then the changes of some of them.
+    Its residuals are the other tangent's residuals, then the changes of some of them.
     """
 
     def __init__(self, base: Tangent, count: int, places: Sequence[int]) -> None:
@@ -269,22 +270,22 @@ class BatchedTangent(Tangent):
 
 
 def run_tangent(tangent: Tangent, residuals: Sequence[Any], ts: Sequence[Any]) -> list[Any]:
-    """The tangent map at some residuals, applied."""
+    """Apply the tangent map at some residuals."""
     ts = [extending.instantiate_zeros(t) for t in ts]
     return tangent_p.bind(*residuals, *ts, tangent=tangent, count=len(residuals))
 
 
 def _push(*args: Any, tangent: Tangent, count: int) -> list[Any]:
-    """Forward: the transpose of the pull, which exists if that is linear."""
+    """Run forward mode: apply the transpose of the pull, which exists if the pull is linear."""
     residuals, ts = args[:count], args[count:]
     like = [extending.zeros_like_aval(aval) for aval in tangent.outs]
     try:
         return list(transpose(partial(tangent.pull, residuals), like, ts))
     except NotLinear as error:
         raise GradientError(
-            f"forward mode (jvp, jacfwd, linearize): {tangent.name} is not linear in the gradient "
-            f"that arrives (it takes {error}), so it says nothing of forward mode. Use reverse "
-            "mode (grad, vjp, jacrev), also for second derivatives: jacrev(jacrev(f))."
+            f"forward mode (jvp, jacfwd, linearize): {tangent.name} is not linear in the incoming "
+            f"gradient (it takes {error}), so it does not define forward mode. Use reverse mode "
+            "(grad, vjp, jacrev), also for second derivatives: jacrev(jacrev(f))."
         ) from None
 
 
@@ -306,7 +307,7 @@ def _tangent_transposed(dys: Sequence[Any], *args: Any, tangent: Tangent, count:
         return _by_transposition(partial(_push, tangent=tangent, count=count), dys, args)
     if all(type(dy) is extending.Zero for dy in dys):
         return [None] * len(args)
-    arriving = [  # (jax.vjp takes Python numbers)
+    arriving = [  # (jax.vjp accepts Python numbers)
         None if type(dy) is extending.Zero else jax.numpy.asarray(dy, aval.dtype)
         for dy, aval in zip(dys, tangent.outs, strict=True)
     ]
@@ -348,9 +349,9 @@ tie_p: Any = core.Primitive("regrad_tie")
 
 
 class _Still(Tangent):
-    """The tangents of arrays that move with others, by theirs: zeros."""
+    """The tangents of tied arrays by the tangents of the other arrays: zeros."""
 
-    name = "what moves with others"
+    name = "an array that moves with others"
 
     def __init__(self, ins: Sequence[Any], outs: Sequence[Any]) -> None:
         self.ins = ins
@@ -361,10 +362,11 @@ class _Still(Tangent):
 
 
 def tied(xs: Sequence[Any]) -> list[Any]:
-    """Return the same arrays, of which to JAX all move where one does.
+    """Return the same arrays, tied: for JAX, all of them move if one does.
 
-    So a derivative by one of them is the first for each op that is made of any. JAX would take the
-    one that reaches the op first for it, which may be a derivative of a gradient by another.
+    So a derivative by one of them is the first derivative for each op that uses any of them.
+    Otherwise JAX would count as first the derivative that reaches the op first, which may be a
+    derivative of a gradient by another array.
     """
     places = [i for i, x in enumerate(xs) if extending.trace_of(x) is not None and is_float(x.aval)]
     if len(places) < 2:

@@ -1,7 +1,7 @@
-"""Programs whose gradients are known: they have to hold on a JAX newer than all that were tested.
+"""Programs with known gradients, which must also hold on a JAX newer than all tested versions.
 
-`Host.check` runs them once, before a feature is first used. The rules are three times the
-derivative, so that a gradient tells how many rules it has passed.
+`Host.check` runs them once, before a feature is first used. Their rules are three times the
+derivative, so a gradient shows how many rules it has passed.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ SETTINGS: list[tuple[Any, Any]] = [
 
 
 def promise(feature: Feature) -> Callable[[Program], Program]:
-    """Register a program, which runs by JAX's own settings, whatever the process has set."""
+    """Register a program, which runs with JAX's default settings, whatever the process has set."""
 
     def register(program: Program) -> Program:
         @wraps(program)
@@ -60,7 +60,7 @@ def promise(feature: Feature) -> Callable[[Program], Program]:
 
 
 def threefold(f: Callable[..., Any], rules: Any = TANH) -> None:
-    """Raise unless the gradient of a function under rules is three times its own."""
+    """Raise unless the gradient of a function under rules is three times its own gradient."""
     same(jax.grad(override(f, rules))(X), 3 * jax.grad(f)(X))
 
 
@@ -70,17 +70,17 @@ def same(found: Any, expected: Any) -> None:
 
 
 def refused(f: Callable[..., Any], rules: Any = TANH) -> None:
-    """Raise unless a function is refused, in which rules could not fire."""
+    """Raise unless a function whose rules could not fire raises an error."""
     try:
         jax.grad(override(f, rules))(X)
     except (GradientError, PassedOverError):
         return
-    raise AssertionError("a rule was passed over in silence")
+    raise AssertionError("a rule was silently ignored")
 
 
 @jax.custom_vjp
 def own(x: jax.Array) -> Any:
-    """Return tanh, with a derivative that is not its own."""
+    """Return tanh, with a custom derivative that is not the derivative of tanh."""
     return jnp.tanh(x)
 
 

@@ -1,4 +1,4 @@
-"""Plans of `regrad.rules.quantize` for functions of JAX."""
+"""Plans of `regrad.rules.quantize` for JAX functions."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class JaxRecorder(ArrayRecorder):
     """A function that records the calls of a layer when the program runs."""
 
     def note(self, site: Any, values: Sequence[Any]) -> None:
-        """Record a call in the program, which runs in order."""
+        """Record a call in the program; the calls are recorded in the order of execution."""
 
         def record(*held: Any) -> None:
             self.seen.append((self.kind, site.path, [np.asarray(v) for v in held]))
@@ -41,12 +41,12 @@ class JaxRecorder(ArrayRecorder):
 
 @jax.tree_util.register_pytree_with_keys_class
 class ArraySteps(FunctionSteps):
-    """The arrays of a plan for functions of JAX: a pytree."""
+    """The arrays of a plan for JAX functions: a pytree."""
 
     forward: type[LayerForward] = JaxForward
 
     def tree_flatten_with_keys(self) -> Any:
-        """Return the arrays, and all else as static."""
+        """Return the arrays, and everything else as static data."""
         static = self.layers, self.others, self.forwards
         return [(jax.tree_util.GetAttrKey("arrays"), self.arrays)], static
 
@@ -56,7 +56,7 @@ class ArraySteps(FunctionSteps):
         return cls(*children, *static)
 
     def with_arrays(self, arrays: Mapping[str, Mapping[str, Any]]) -> ArraySteps:
-        """Return steps with other arrays for what is not learned."""
+        """Return steps with other arrays where they are not trained."""
         held = {path: dict(part) for path, part in self.arrays.items()}
         for layer in self.layers:
             for name, role, state in layer.states():
@@ -66,12 +66,12 @@ class ArraySteps(FunctionSteps):
 
 
 class JaxHost:
-    """Functions of JAX, of their parameters and of data."""
+    """The host of JAX functions of parameters and data."""
 
     forward: type[LayerForward] = JaxForward
 
     def calls(self, model: Any, sample: Any, named: Any) -> list[Call]:
-        """Run a function with a sample and with other data; return the calls of its layers."""
+        """Run a function on a sample and on other data; return the calls of its layers."""
         runs: list[list[Seen]] = []
         parameters, *data = sample
         for changes in (False, True):
@@ -89,11 +89,11 @@ class JaxHost:
         ]
 
     def owner(self, model: Any, weights: Any) -> Any:
-        """Return None: a function does not tell its parameters."""
+        """Return None: a function does not expose its parameters."""
         return None
 
     def parameter(self, model: Any, owner: Any) -> Any:
-        """Return None: a function does not tell its parameters."""
+        """Return None: a function does not expose its parameters."""
         return None
 
     def steps(
@@ -104,12 +104,12 @@ class JaxHost:
 
 
 def is_key(x: Any) -> bool:
-    """Return whether an array is a key of random numbers."""
+    """Return whether an array is a random key."""
     return jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
 
 
 def _other(x: Any) -> Any:
-    """Return other data; a key of random numbers as it is."""
+    """Return other data; a random key is returned unchanged."""
     if (
         not hasattr(x, "dtype")
         or jnp.issubdtype(x.dtype, jax.dtypes.prng_key)

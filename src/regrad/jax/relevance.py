@@ -1,9 +1,9 @@
-"""Relevance of a JAX function: its linear maps and products as ops of their own, under rules.
+"""Relevance of a JAX function: its linear maps and products as separate ops, under rules.
 
-JAX has one product for dense layers and for attention, and adds a bias apart. Which operand is a
-weight follows from the program: the one that does not depend on the inputs. So the program is
-traced, and each linear map of one value, with its bias, each product of two values, becomes a call
-of a function whose name is a key: `MAPS` in `rules.lrp` has them.
+JAX uses one product for dense layers and for attention, and adds a bias separately. The program
+shows which operand is a weight: the operand that does not depend on the inputs. So regrad traces
+the program. Each linear map of one value (with its bias) and each product of two values becomes a
+call of a function whose name is a key; `MAPS` in `rules.lrp` has these names.
 """
 
 from __future__ import annotations
@@ -94,8 +94,8 @@ def differentiated(
     model = run.model
     if not xs:
         raise ArgumentError(
-            "relevance: in JAX it comes to arrays of floats, the embedded tokens of a text; got "
-            f"{[kind(x) for x in run.values.values()]}"
+            "relevance: JAX functions have relevance for arrays of floats, for example the "
+            f"embedded tokens of a text; got {[kind(x) for x in run.values.values()]}"
         )
     module = model if isinstance(model, module_types("flax.nnx", "equinox", "flax.linen")) else None
     if layers and module is None:
@@ -110,8 +110,8 @@ def differentiated(
         closed = jax.make_jaxpr(of_floats)(*given)
         if run.half and any(e.primitive.name == VMAP for e in programs.equations(closed.jaxpr)):
             raise ArgumentError(
-                "relevance: a reference is compared in one batch, and jax.vmap shows rules one "
-                "example of it. Write the model for batches"
+                "relevance: a reference is compared in one batch, and under jax.vmap rules see "
+                "one example of it. Write the model for batches"
             )
         jaxpr, _ = _rewritten(closed.jaxpr, [True] * len(given))
         return core.jaxpr_as_fun(closed.replace(jaxpr=jaxpr))(*given)
@@ -135,9 +135,9 @@ def paths_of(layers: Any) -> Sequence[Any]:
 
 
 def _differentiated(used: Any, xs: list[Any], by_op: bool) -> tuple[Any, Sequence[Any], list[Any]]:
-    """Return the total of a function, the gradients by its inputs, and its ops if it runs by them.
+    """Return the total of a function, the gradients by its inputs, and its ops if run op by op.
 
-    (Each op is there with the gradients of its outputs and of its inputs.)
+    (Each op has the gradients of its outputs and of its inputs.)
     """
     if not by_op:
         (value, total), pull = jax.vjp(used, *xs)
@@ -154,7 +154,7 @@ def _loss(op: Any, dys: Sequence[Any], dxs: Sequence[Any]) -> Loss:
 
 
 def lrp_layer(x: Any) -> Any:
-    """Return the output of a module, as an op of its own."""
+    """Return the output of a module, as a separate op."""
     return jnp.copy(x)
 
 
@@ -188,9 +188,7 @@ def by_path(layers: Any, ops: Sequence[Any]) -> dict[str, tuple[Any, Any]]:
             found[op.path] = op.outs[0], dy
     named = [x for x in paths_of(layers) if not any(runs.names(x, path) for path in found)]
     if named:
-        raise ArgumentError(
-            f"relevance: no module {named[0]!r} ran and passed on what the target depends on"
-        )
+        raise ArgumentError(f"relevance: no module {named[0]!r} ran and contributed to the target")
     return found
 
 
@@ -198,11 +196,11 @@ def by_path(layers: Any, ops: Sequence[Any]) -> dict[str, tuple[Any, Any]]:
 
 
 def _rewritten(jaxpr: Any, given: Sequence[bool]) -> tuple[Any, list[bool]]:
-    """Return a program with such calls, and which of its results depend on the inputs.
+    """Return a program with these calls, and which of its results depend on the inputs.
 
     Args:
         jaxpr: The program.
-        given: Which of its inputs depend on those that are explained.
+        given: Which of its inputs depend on the explained inputs.
     """
     active = {v for v, is_active in zip(jaxpr.invars, given, strict=True) if is_active}
     readers: dict[Any, list[Any]] = {}
@@ -213,7 +211,7 @@ def _rewritten(jaxpr: Any, given: Sequence[bool]) -> tuple[Any, list[bool]]:
         readers.setdefault(v if isinstance(v, core.Var) else None, []).append(None)
     made: list[Any] = []
     maps: dict[int, list[Any]] = {}  # the equations of each map, by the last of them
-    within: set[int] = set()  # the others of them
+    within: set[int] = set()  # the other equations of the maps
     for eqn in jaxpr.eqns:
         flags = [isinstance(v, core.Var) and v in active for v in eqn.invars]
         name, new, results = eqn.primitive.name, eqn, [any(flags)] * len(eqn.outvars)
@@ -236,11 +234,11 @@ def _rewritten(jaxpr: Any, given: Sequence[bool]) -> tuple[Any, list[bool]]:
 
 
 def _opened(eqn: Any, flags: list[bool]) -> tuple[Any, list[bool]]:
-    """Return a runner of a program with such calls in that, and which of its results depend."""
+    """Return a runner of a program with calls in it, and which of its results depend."""
     name = programs.name_of(eqn)
     body = programs.remat_body(eqn) if name == programs.REMAT else programs.called(eqn)
     fixed, carried = programs.scan(eqn)[-2:] if name == "scan" else (len(flags), 0)
-    while True:  # a round of a scan hands on to the next one what depends
+    while True:  # an iteration of a scan passes dependence on to the next iteration
         inner, results = _rewritten(jaxpr := getattr(body, "jaxpr", body), flags)
         end = fixed + carried
         carry = [*map(operator.or_, flags[fixed:end], results)]
@@ -257,14 +255,14 @@ def _opened(eqn: Any, flags: list[bool]) -> tuple[Any, list[bool]]:
 
 
 def _is_of_jax(jaxpr: Any, eqn: Any) -> bool:
-    """Return whether an activation of JAX's makes a product, which is one op to its users."""
+    """Return whether a JAX activation makes a product, which is one op for its users."""
     return name_and_place(jaxpr)[1].startswith(programs.JAX) or was_running(key_for("Gelu"), eqn)  # pyright: ignore
 
 
 def _chain(eqn: Any, readers: Any, active: set[Any], makers: Any) -> list[Any]:
     """Return the equations of a linear map: itself, and its bias, if one is added to the result.
 
-    A bias is a constant along one axis at most. Shapes may change in between.
+    A bias is constant except along one axis. Shapes may change in between.
     """
     chain = [eqn]
     while True:
@@ -314,7 +312,7 @@ def _product(eqn: Any) -> Callable[..., Any]:
 
 
 def _call(eqn: Any, xs: Any, ys: Any, function: Callable[..., Any]) -> Any:
-    """Return an equation that calls a compiled function, where another one stood."""
+    """Return an equation that calls a compiled function, in place of another equation."""
     like = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in xs]
     (call,) = jax.make_jaxpr(jax.jit(function))(*like).eqns
     return eqn.replace(
@@ -327,13 +325,13 @@ def _run(eqn: Any, xs: Any) -> Any:
 
 
 def _check(eqn: Any, name: str) -> None:
-    """Refuse linear maps and products of two values where no rule would see them."""
+    """Raise for linear maps and products of two values that no rule could reach."""
     held = [programs.called(eqn)] if programs.is_high(eqn) else eqn.params.values()
     for body in programs.bodies(held):
         for inner in programs.equations(body):
             if inner.primitive.name in MAPS_OF:
                 raise ArgumentError(
                     f"relevance: a {inner.primitive.name} runs in the body of a {name} "
-                    f"({find_line(eqn, 'unknown')}), in which rules of linear maps have no place. "
-                    "Write the loop as a jax.lax.scan or in Python, without a derivative of its own"
+                    f"({find_line(eqn, 'unknown')}), where rules of linear maps cannot be placed. "
+                    "Write the loop as a jax.lax.scan or in Python, without a custom derivative"
                 )

@@ -1,8 +1,8 @@
-"""Operations of a JAX program whose value is replaced: the program that stands for one.
+"""Operations of a JAX program whose value is replaced, and their new programs.
 
-`regrad_op` computes what the program inside it computes (see `primitives`). Where a rule replaces
-values, that is the program of its function, and the equation that JAX had is what the function may
-ask for as `y` and `forward`.
+`regrad_op` computes the result of the program inside it (see `primitives`). If a rule replaces
+values, that program is the program of the rule's function. This function can use the original
+equation as `y` and `forward`.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from regrad.transforms.closures import names_in
 
 
 def replaced_program(gradient: RuleGradient, program: core.ClosedJaxpr) -> core.ClosedJaxpr:
-    """Return the program that replaces the value of an operation, of the same operands.
+    """Return the program that replaces the value of an operation, with the same operands.
 
-    The gradient, whose rule says so, is from then on that of the new program.
+    The gradient, which the rule selects, becomes the gradient of the new program.
     """
     forward, own = gradient.rule.forward, gradient.equation
     assert forward is not None and own is not None
     if not sees_axes(program.in_avals):
         raise GradientError(
-            f"override: {gradient.name} would replace a value inside shard_map, which cannot be "
-            "seen as a whole there. Put the override inside."
+            f"override: {gradient.name} would replace a value inside shard_map, where it is not "
+            "visible as a whole. Put the override inside."
         )
     scale = own.scale
 
@@ -50,7 +50,7 @@ def replaced_program(gradient: RuleGradient, program: core.ClosedJaxpr) -> core.
 
 
 def _value(gradient: RuleGradient, forward: Forward, xs: Sequence[Any]) -> list[Any]:
-    """Return the values that the function computes of some operands, of the op's result types."""
+    """Return the function's values for some operands, with the op's result types."""
     call, given, _, _ = gradient._call(xs, None, [None] * len(gradient.outs))
     outputs = gradient.equation.outputs  # pyright: ignore[reportOptionalMemberAccess]
     own = outputs(call.own.operands) if forward.keeps_y else []  # pyright: ignore

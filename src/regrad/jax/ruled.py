@@ -1,8 +1,8 @@
-"""Equations of a JAX program under a rule: the `regrad_op` that takes the place of one.
+"""Equations of a JAX program under a rule: the `regrad_op` that replaces an equation.
 
-`surgery` goes through programs and says which equations get a rule. What one becomes is here: the
-primitive, with the rule as its derivative, around the equation's own program or one that replaces
-it; or the equation as it is, with a note that counts its gradients.
+`surgery` goes through programs and selects the equations that get a rule. This module makes the new
+equations: the primitive, with the rule as its derivative, around the equation's own program or a
+replacement; or the original equation, with a note that counts its gradients.
 """
 
 from __future__ import annotations
@@ -53,11 +53,11 @@ class KeyBinding(Binding):
 
     @property
     def name(self) -> str:
-        """The name of the binding among the others of its map."""
+        """Return the name of the binding among the others of its map."""
         return self.op_type if self.kind else self.shown
 
     def located(self, site: Site) -> KeyBinding:
-        """Return the binding for an equation at a site, which its rule asks for."""
+        """Return the binding for an equation at a site, which its rule takes as a parameter."""
         made = copy.copy(self)  # (which counts in the same hits)
         made.value, made.rules = with_site(self.value, site), {}
         return made
@@ -65,7 +65,7 @@ class KeyBinding(Binding):
     def bind(self, op: Op) -> ForeignRule:
         """Return the rule, bound to an op type as the key sees it."""
         if id(op) not in self.rules:
-            usual = USUAL.get(len(op.inputs), [])  # (what the inputs of any function are called)
+            usual = USUAL.get(len(op.inputs), [])  # (the usual names of the inputs of a function)
             others = [make_op(op.type, usual, op.attrs, op.several)] if usual else []
             rule = first_bound(partial(ForeignRule, self.value), [op, *others])
             rule.once = self.once
@@ -74,7 +74,7 @@ class KeyBinding(Binding):
 
 
 def put_rule(eqn: Any, binding: KeyBinding, hit: Hit) -> Any:
-    """Return an operation with a rule as its derivative, computed as it was, or replaced."""
+    """Return an operation with a rule as its derivative, with its own or a replaced value."""
     operands = operands_of(eqn)
     if isinstance(binding.key, ThresholdKey):
         return put_threshold(eqn, binding, hit)
@@ -97,14 +97,15 @@ def put_rule(eqn: Any, binding: KeyBinding, hit: Hit) -> Any:
 def in_form(eqn: Any, form: MatrixForm, binding: KeyBinding, hit: Hit) -> Any:
     """Return an equation under a rule that sees it in another form.
 
-    JAX has one `dot_general` for what op types tell apart. The rule of `MatMul` gets operands whose
-    axes were put in order, and its gradients go back through the transposes as JAX's own.
+    JAX has one `dot_general` for several op types. The rule of `MatMul` gets operands with
+    reordered axes, and its gradients go back through the transposes like JAX's own.
     """
     avals = [v.aval for v in eqn.invars]
     if not programs.sees_axes(avals):
         raise GradientError(
-            f"override: {hit.op_type!r} meets `{eqn}` inside shard_map, where its axes cannot be "
-            f"those of the op type. Put the override inside, or use the key {eqn.primitive.name!r}."
+            f"override: {hit.op_type!r} matches `{eqn}` inside shard_map, where its axes cannot "
+            "be the axes of the op type. Put the override inside, or use the key "
+            f"{eqn.primitive.name!r}."
         )
     run = partial(eqn.primitive.bind, **eqn.params)
     like = [*map(programs.struct_of, avals)]
@@ -128,18 +129,18 @@ def in_form(eqn: Any, form: MatrixForm, binding: KeyBinding, hit: Hit) -> Any:
 
 
 def count_passes(eqn: core.JaxprEqn, hit: Hit) -> list[Any]:
-    """Return an equation as it is, and behind it a note of each gradient that passes.
+    """Return an equation unchanged, followed by a note of each gradient that passes.
 
     The note is a `regrad_op` that returns its inputs, and whose derivative counts.
     """
-    is_call = eqn.primitive is programs.closed_call_p  # that we made of equations
+    is_call = eqn.primitive is programs.closed_call_p  # that regrad made of equations
     given = programs.called(eqn).jaxpr.eqns if is_call else [eqn]
     noted = {
         y: core.Var(y.aval)
         for y in eqn.outvars
         if may_carry_gradient(y.aval) and not isinstance(y, core.DropVar)
     }
-    # the note takes the names of the results, and what made them gets new ones
+    # The note takes over the names of the results, and the original equations get new ones.
     made = [each.replace(outvars=[noted.get(y, y) for y in each.outvars]) for each in given]
     xs = [core.Var(y.aval) for y in noted]
     info = programs.unnamed(jax.make_jaxpr(lambda: 0)())
@@ -161,7 +162,7 @@ def _gradient(
     places: list[int | str | None] = []
     fixed, attrs = {}, binding.key.attrs(eqn)
     for place, v in zip(every, eqn.invars, strict=True):
-        if not isinstance(v, core.Literal):  # a rule may ask for it by its place, or by its name
+        if not isinstance(v, core.Literal):  # a rule may take it by its place, or by its name
             places.append(place)
         elif isinstance(place, int):
             fixed[place] = constant_of(v)

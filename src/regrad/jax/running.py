@@ -1,8 +1,8 @@
-"""JAX functions run equation by equation, forward and backward, with someone looking on.
+"""JAX functions run equation by equation, forward and backward, under observation.
 
-A function is traced to a program; what the program calls is opened, and each equation that is
-left is run by itself, with its own pull by `jax.vjp`. So there is one step for each op, and it is
-differentiated by the rule that counts in the whole.
+A function is traced to a program. Calls in the program are opened, and each remaining equation runs
+by itself, with its own pull by `jax.vjp`. So there is one step for each op, and it is
+differentiated by the same rule as in the whole program.
 """
 
 from __future__ import annotations
@@ -40,27 +40,27 @@ from regrad.jax.sites import OUTERMOST, CallSite, EquationSite, is_custom, is_no
 from regrad.jax.surgery import OPENED
 
 OUTERMOST.add(TracedCall.traced.__code__)
-LONGEST = 64  # scans up to this length are run round by round
+LONGEST = 64  # maximum length of scans that run iteration by iteration
 CLOSES_OVER = (
-    "a function with a derivative of its own (jax.custom_vjp, jax.custom_jvp) closes over an "
-    "array that is made in the function around it, which JAX cannot differentiate once the program "
-    "is traced. Pass that array as an argument."
+    "a function with a custom derivative (jax.custom_vjp, jax.custom_jvp) closes over an array "
+    "that is made in the function around it, which JAX cannot differentiate once the program is "
+    "traced. Pass that array as an argument."
 )
 
 
 class Value(NamedTuple):
-    """An array of a run; its key tells it from others."""
+    """An array of a run; its key identifies it."""
 
     key: int
     x: Any
 
 
 class ProgramOp(SeenOp):
-    """One op that ran: where it stands, what went in and out, and how a gradient passes it.
+    """One op that ran: its place, its inputs and outputs, and its pull.
 
-    `pull` takes the gradients of the outputs that are floats (`makes`, of the types `like`) and
-    returns those of the inputs that are watched (`wanted`, their places among the operands).
-    `given` are the operands and `outs` the results, if the run keeps them.
+    `pull` takes the gradients of the float outputs (`makes`, of the types `like`) and returns the
+    gradients of the watched inputs (`wanted`, their places among the operands). `given` are the
+    operands and `outs` the results, if the run keeps them.
     """
 
     __slots__ = ("by_jax", "eqn", "given", "like", "operands", "outs", "pull", "wanted")
@@ -87,18 +87,18 @@ class ProgramOp(SeenOp):
 
     @property
     def title(self) -> str:
-        """The rule of the op in a message, with the line that ran the op."""
+        """Return the rule of the op for a message, with the line that ran the op."""
         rule = f"the {self.kind} rule of {self.op_type!r} ({self.rule})"
         where = f", run at {self.line}" if self.line else ""
         return (rule if self.rule else self.op_type) + where
 
     @property
     def xs(self) -> list[Any]:
-        """The watched operands."""
+        """Return the watched operands."""
         return [self.given[i] for i in self.wanted]
 
     def again(self, xs: Sequence[Any]) -> list[Any]:
-        """The floats that the op returns for other watched operands, under its rule."""
+        """Return the float results of the op for other watched operands, under its rule."""
         return self._run(as_function(self.eqn), xs)
 
     def _run(self, run: Callable[..., Sequence[Any]], xs: Sequence[Any]) -> list[Any]:
@@ -106,7 +106,7 @@ class ProgramOp(SeenOp):
         return [y for y, out in zip(ys, self.outs, strict=True) if is_float(jax.typeof(out))]
 
     def true(self, dys: Sequence[Any]) -> Iterator[tuple[str, Any]]:
-        """The true gradients by the watched operands, with their names."""
+        """Return the true gradients by the watched operands, with their names."""
         run = core.jaxpr_as_fun(as_closed(without_rules(called(self.eqn))))
         pull = jax.vjp(partial(self._run, run), self.xs)[1]
         return zip(self.input_names, *pull(list(dys)), strict=True)
@@ -117,10 +117,10 @@ class ProgramCall:
 
     Args:
         f: The function.
-        args: Its arguments. Arrays are inputs, also those of NumPy, and numbers that are an
-            argument by themselves.
-        api: What messages call the tool.
-        argnums: The arguments whose gradients are asked for; by default all.
+        args: The arguments of f. Arrays are inputs, also NumPy arrays, and numbers that are
+            arguments themselves.
+        api: The name of the tool in messages.
+        argnums: The arguments to differentiate by; by default all.
         has_aux: Whether f returns a pair whose second part has no gradient.
     """
 
@@ -148,7 +148,7 @@ class ProgramCall:
             raise GradientError(f"{api}: no argument holds floats, so there is no gradient")
 
     def program(self) -> Any:
-        """The function as a program; `results` says which of its outputs are differentiated."""
+        """The function as a program; `results` are the outputs to differentiate."""
         closed = jax.make_jaxpr(self.call.traced)(*self.arrays)
         structure = self.call.out_structure
         count = structure.num_leaves
@@ -162,14 +162,14 @@ class ProgramCall:
         ]  # fmt: skip
         if not self.results:
             raise GradientError(
-                f"{self.api}: f must return floats that come of its arguments, got "
-                f"{', '.join(kind(y) for y in self.call.outs[:3]) or 'nothing'}. For "
-                "regrad's functions there are those of regrad and regrad.testing."
+                f"{self.api}: f must return floats that depend on its arguments, got "
+                f"{', '.join(kind(y) for y in self.call.outs[:3]) or 'nothing'}. For functions of "
+                "regrad, use the tools of regrad and regrad.testing."
             )
         return closed
 
     def of_watched(self, program: Any) -> Callable[..., list[Any]]:
-        """A program of the function as one of the arrays whose gradients are asked for."""
+        """Return a program of the function as a program of the arrays to differentiate by."""
         run = core.jaxpr_as_fun(program)
 
         def of_watched(*watched: Any) -> list[Any]:
@@ -180,17 +180,17 @@ class ProgramCall:
 
     @property
     def floats(self) -> list[Any]:
-        """The arrays whose gradients are asked for."""
+        """Return the arrays to differentiate by."""
         return [self.arrays[i] for i in self.watched]
 
     def leaves(self, gradients: Sequence[Any]) -> list[Leaf]:
-        """Gradients by the arrays whose gradients are asked for."""
+        """Return leaves with gradients by the arrays to differentiate by."""
         every = zip(self.asked, self.floats, gradients, strict=True)
         return [Leaf(name, "argument", x, dx, None, name) for name, x, dx in every]
 
     @property
     def asked(self) -> list[str]:
-        """The names of the arrays whose gradients are asked for."""
+        """The names of the arrays to differentiate by."""
         return [self.names[i] for i in self.watched]
 
     def value(self, ys: Sequence[Any]) -> Any:
@@ -201,7 +201,7 @@ class ProgramCall:
         return tree_unflatten(self.call.out_structure, outs)
 
     def _names(self, given: Any) -> list[str]:
-        """A name for each array: `args[0]['w']`."""
+        """Return a name for each array: `args[0]['w']`."""
         modules = self.call.modules
         leaves, _ = tree_flatten_with_path(given, is_leaf=modules.holds)
         paths = [_path_name(path) for path, _ in leaves]
@@ -221,7 +221,7 @@ class ProgramCall:
 
 
 def _as_input(arg: Any) -> Any:
-    """An argument with JAX's arrays for NumPy's, and one for a number."""
+    """Return an argument with JAX arrays for NumPy arrays, and an array for a number."""
     if isinstance(arg, float | complex) and not isinstance(arg, np.generic):
         return jax.numpy.asarray(arg)
     of_numpy = lambda leaf: isinstance(leaf, np.ndarray | np.generic)  # noqa: E731
@@ -231,21 +231,21 @@ def _as_input(arg: Any) -> Any:
 
 
 def wide(x: Any) -> Any:
-    """An array in double precision, if it is one of floats."""
+    """Return an array in double precision, if it is an array of floats."""
     if not is_float(jax.typeof(x)):
         return x
     return x.astype("complex128" if jax.numpy.iscomplexobj(x) else "float64")
 
 
 def _path_name(path: Any) -> str:
-    """The name of a leaf of (f, args, kwargs)."""
+    """Return the name of a leaf of (f, args, kwargs)."""
     which, rest = path[0].idx, keystr(path[1:])
     return ("f", "args", "")[which] + rest
 
 
 def _name_in_module(path: Any, holders: Sequence[str]) -> str:
-    """The name of an array of a module of Flax's nnx: `args[0].layers.0.kernel`."""
-    keys = [getattr(part, "key", None) for part in path]  # (the last is an attribute, `value`)
+    """Return the name of an array of an nnx module: `args[0].layers.0.kernel`."""
+    keys = [getattr(part, "key", None) for part in path]  # (the last part is an attribute, `value`)
     first = keys[0] if keys else None
     holder = holders[first] if isinstance(first, int) and first < len(holders) else "module"
     return holder + "".join(f".{key}" for key in keys[1:] if key is not None)
@@ -257,10 +257,10 @@ class ProgramRun:
     Args:
         program: The result of `jax.make_jaxpr`.
         arrays: Its inputs.
-        watched: The inputs that are differentiated by, by place.
-        results: The outputs whose gradients are 1, by place.
-        keeps: Whether what went into each op, and came out, is kept.
-        longest: The longest scan that is run round by round.
+        watched: The inputs to differentiate by, by place.
+        results: The outputs whose incoming gradients are 1, by place.
+        keeps: Whether to keep the inputs and outputs of each op.
+        longest: The maximum length of scans that run iteration by iteration.
     """
 
     def __init__(
@@ -275,7 +275,7 @@ class ProgramRun:
         self.keeps = keeps
         self.longest = longest
         self.ran: list[ProgramOp] = []
-        self.cuts: list[EquationSite] = []  # what takes something watched, and returns no floats
+        self.cuts: list[EquationSite] = []  # sites with watched inputs and no float outputs
         self.count: int = 0
         inputs = [self._value(x) for x in arrays]
         self.sources: list[int] = [inputs[i].key for i in watched]
@@ -291,7 +291,7 @@ class ProgramRun:
     # -- forward -----------------------------------------------------------------------------------
 
     def _run(self, program: Any, ins: Sequence[Value], around: CallSite) -> list[Value]:
-        """A program on these values."""
+        """Run a program on these values."""
         jaxpr = getattr(program, "jaxpr", program)
         env: dict[Any, Value] = {}
 
@@ -307,7 +307,7 @@ class ProgramRun:
         return [read(v) for v in jaxpr.outvars]
 
     def _equation(self, eqn: Any, ins: list[Value], around: CallSite) -> list[Value]:
-        """One equation; what it calls is opened."""
+        """Run one equation; calls are opened."""
         name = eqn.primitive.name
         if name in CALLS:
             program = called(eqn)
@@ -320,13 +320,13 @@ class ProgramRun:
         return self._op(eqn, ins, around)
 
     def _scan(self, eqn: Any, ins: list[Value], around: CallSite) -> list[Value]:
-        """A scan, round by round; what is cut from the inputs and put together has no steps."""
+        """Run a scan, iteration by iteration; slicing the inputs and stacking are not steps."""
         run, length, backwards, fixed, carried = scan(eqn)
         consts, carry, xs = ins[:fixed], ins[fixed : fixed + carried], ins[fixed + carried :]
         inner = around.inside(eqn, run)
         if not length:
             return self._op(eqn, ins, around)
-        # (what unstacks and stacks is not an op of the user's)
+        # (Unstacking and stacking are not ops of the user's.)
         rounds = [self._apply(ProgramOp(EquationSite("")), jax.numpy.unstack, [x]) for x in xs]
         made: list[Any] = [None] * length
         for i in reversed(range(length)) if backwards else range(length):
@@ -341,7 +341,7 @@ class ProgramRun:
         return [*carry, *[whole for (whole,) in wholes]]
 
     def _op(self, eqn: Any, ins: list[Value], around: CallSite) -> list[Value]:
-        """An equation by itself."""
+        """Run an equation by itself."""
         site = EquationSite("") if is_no_op(eqn) else site_of(eqn, around)
         may_pass = any(is_float(v.aval) for v in eqn.outvars)
         if not may_pass and not around.in_jax and any(x.key in self.watched for x in ins):
@@ -384,9 +384,9 @@ class ProgramRun:
     # -- backward ----------------------------------------------------------------------------------
 
     def backward(self) -> Iterator[tuple[ProgramOp, list[Any], list[Any]]]:
-        """The backward pass, step by step: each op, what arrived at it, and what left it.
+        """Yield the backward pass, step by step: each op, its incoming and its outgoing gradients.
 
-        When it is done, `gradients` has those by the inputs, None where nothing came.
+        When it is done, `gradients` has the gradients by the inputs, or None where there is none.
         """
         dys: dict[int, Any] = {}
         for y in self.ys:
@@ -407,7 +407,7 @@ class ProgramRun:
 
 @contextmanager
 def _telling(site: Any) -> Iterator[None]:
-    """Say in errors where the op stands."""
+    """Add the place of the op to errors."""
     try:
         yield
     except jax.errors.UnexpectedTracerError as error:
@@ -418,7 +418,7 @@ def _telling(site: Any) -> Iterator[None]:
 
 
 def as_function(eqn: Any) -> Callable[..., list[Any]]:
-    """An equation as a function of its operands, those included that are constants in it."""
+    """Return an equation as a function of its operands, including constant operands."""
     program = program_of(eqn)
     places = [i for i, v in enumerate(eqn.invars) if not isinstance(v, core.Literal)]
     run = core.jaxpr_as_fun(program)
@@ -426,7 +426,7 @@ def as_function(eqn: Any) -> Callable[..., list[Any]]:
 
 
 def _taken(dys: dict[int, Any], key: int, like: Any) -> Any:
-    """The gradient that arrived for an output, zeros for none."""
+    """Return the incoming gradient of an output, or zeros."""
     found = dys.pop(key, None)
     return jax.numpy.zeros(like.shape, like.dtype) if found is None else found
 
@@ -439,7 +439,7 @@ def _add(dys: dict[int, Any], key: int, dx: Any) -> None:
 
 
 def without_rules(program: Any) -> Any:
-    """A program (closed or open) in which JAX's own derivatives count, and no others."""
+    """Return a program (closed or open) that uses JAX's own derivatives only."""
     jaxpr = getattr(program, "jaxpr", program)
     made = with_equations(jaxpr, [_without_rule(eqn) for eqn in jaxpr.eqns])
     return made if program is jaxpr else program.replace(jaxpr=made)

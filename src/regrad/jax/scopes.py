@@ -1,9 +1,9 @@
-"""What is in force, as part of the keys under which JAX keeps its traces.
+"""Active rules and the default dtype, as part of the keys under which JAX keeps its traces.
 
-JAX keeps a trace by the function, and asks nobody whether it is still right. A function of
+JAX keeps a trace by the function, and does not check whether it is still right. A function of
 `from_regrad` that was traced under one `gradient_override_map` would keep its rules under another
-one, and without any. `jax.make_user_context` makes a value of each thread a part of every key.
-Here these values are the rules and the default dtype, from the first call of `from_regrad` on.
+one, and without any. `jax.make_user_context` makes a thread-local value a part of every key. Here,
+these values are the rules and the default dtype, from the first call of `from_regrad` on.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ _PROCESS: Any = jax.make_user_context(None)
 
 
 class ScopeRules:
-    """The rules in force; equal to others that do the same.
+    """The active rules; equal to others with the same effect.
 
-    It holds the rules, since they are compared by the identity of objects that must not die.
+    It holds the rules, because they are compared by the identity of objects that must stay alive.
     """
 
     def __init__(self, overrides: Overrides) -> None:
@@ -49,7 +49,7 @@ class ScopeRules:
 
 
 def follow() -> None:
-    """From now on, tell JAX what is in force."""
+    """From now on, report the active rules and the default dtype to JAX."""
     if _tell not in state.FOLLOWERS:
         state.FOLLOWERS.append(_tell)
         promotion.FOLLOWERS.append(_tell_dtype)
@@ -59,16 +59,16 @@ def follow() -> None:
 
 
 def _tell(overrides: Overrides) -> tuple[CCall, CCall]:
-    """The functions in C that tell JAX which overrides are in force here, and that take it back.
+    """Return the C functions that report the active overrides to JAX, and reset them.
 
-    (`_RULES(value)`, which is public, is a block in Python, in which a signal's handler may raise.)
+    (`_RULES(value)`, which is public, is a block in Python, in which a signal handler may raise.)
     """
     tell = setter_of(_RULES)
     return partial(tell, ScopeRules(overrides) if overrides else None), partial(tell, _RULES.value)
 
 
 def _tell_dtype(default: np.dtype | None, everywhere: bool) -> CCall:
-    """Return the function that tells JAX the default dtype of a scope, or of the process."""
+    """Return the function that reports the default dtype of a scope, or of the process, to JAX."""
     tell = _PROCESS.set_global if everywhere else setter_of(_DTYPE)
     return partial(tell, default and default.str)
 
@@ -79,24 +79,24 @@ def _in_force() -> Overrides:
 
 
 def is_behind() -> bool:
-    """Return whether JAX was told of other overrides than are in force."""
+    """Return whether JAX has other overrides than the active ones."""
     return (_RULES.value or ScopeRules(None)) != ScopeRules(_in_force())
 
 
 def check(name: str) -> None:
-    """Raise where JAX would keep a trace as one without the rules that are in force."""
+    """Raise if JAX would keep a trace as if the active rules were not active."""
     overrides = _in_force() or {}
     refuse_once(name, overrides)
     if places := [p for b in overrides.values() if (p := getattr(b, "place", None)) is not None]:
         raise GradientError(
-            f"{name}: the key {places[0]!r} says where its rule holds, and JAX keeps one trace of "
-            "the function for all places. Open the scope inside the function that is given to "
+            f"{name}: the key {places[0]!r} depends on the place, and JAX keeps one trace of the "
+            "function for all places. Open the scope inside the function that is passed to "
             "from_regrad."
         )
     if is_behind():
         raise GradientError(
-            f"{name}: an override was brought here from another thread or task, or is in force in "
-            "another task of this thread, and JAX does not know: it would use what it keeps for "
-            "other rules. Open the scope in the thread or task that calls the function, and do not "
-            "await in it."
+            f"{name}: an override was brought here from another thread or task, or is active in "
+            "another task of this thread, and JAX does not have it: JAX would use traces that it "
+            "keeps for other rules. Open the scope in the thread or task that calls the "
+            "function, and do not await in it."
         )

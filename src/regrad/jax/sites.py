@@ -1,4 +1,4 @@
-"""Sites: an equation of a JAX program as its user sees it, by op, line, rule and operands."""
+"""Sites: an equation of a JAX program as its user sees it, with op, line, rule and operands."""
 
 from __future__ import annotations
 
@@ -35,10 +35,11 @@ from regrad.jax.host.programs import (
 from regrad.jax.modules import CLASS, MARK
 from regrad.jax.primitives import EquationGradient, op_p, tie_p
 
-# Libraries that models are written with: a line of theirs says less than the one that called it.
+# Libraries for models: the user's line that called one is more useful than a line inside it.
 LIBRARIES = ("flax", "haiku", "equinox", "optax", "jaxtyping", "beartype", "numpyro", "chex")
 OUTERMOST: set[Any] = set()  # code by which a tool calls the user's function
-CARRIERS = (functools.__file__, contextlib.__file__, "<frozen ")  # call what others wrote
+# files of code that calls the user's functions
+CARRIERS = (functools.__file__, contextlib.__file__, "<frozen ")
 OPERANDS = {
     "select_n": ("condition", "b", "a"),
     "clamp": ("low", "x", "high"),
@@ -48,14 +49,14 @@ OPERANDS = {
 
 @dataclass(slots=True, eq=False)
 class EquationSite(SeenOp):
-    """An op at its place, with the names of its operands. One without a type is not the user's."""
+    """An op at its place, with the names of its operands; without a type if not the user's."""
 
     names: Sequence[str] = ()
-    by_jax: bool = False  # whether a function of JAX's (a softmax) made it, and not the user
+    by_jax: bool = False  # made by a JAX function (a softmax), and not by the user
 
 
 class CallSite(NamedTuple):
-    """The surroundings of an equation: the line and scope of the call, and what was called."""
+    """The surroundings of an equation: the line and scope of the call, and the called function."""
 
     line: str = ""
     path: str = ""
@@ -63,16 +64,16 @@ class CallSite(NamedTuple):
 
     @property
     def in_jax(self) -> bool:
-        """True if what was called is a function of JAX's."""
+        """True if the called function belongs to JAX."""
         return self.called.startswith(JAX)
 
     def inside(self, eqn: core.JaxprEqn, body: Any) -> CallSite:
-        """Around the equations of a program that an equation here calls."""
+        """Return the surroundings of the equations in a program that an equation here calls."""
         return CallSite(_line_of(eqn, self), _path_of(eqn, self), name_and_place(body)[1])
 
 
 def site_of(eqn: core.JaxprEqn, around: CallSite) -> EquationSite:
-    """The op that an equation is, and where."""
+    """Return the site of an equation: its op, and its place."""
     op_type, kind, rule = _rule_of(eqn)
     names = _operand_names(eqn)
     line, by_jax = _line_of(eqn, around), _is_by_jax(eqn, around)
@@ -86,7 +87,7 @@ def is_custom(eqn: core.JaxprEqn) -> bool:
 
 
 def is_no_op(eqn: Any) -> bool:
-    """Return whether nobody wrote the equation: it counts, ties, or strengthens a weak type."""
+    """Return whether the user did not write the equation: a count, a tie, a stronger type."""
     if eqn.primitive is tie_p:
         return True
     if eqn.primitive is op_p:
@@ -105,19 +106,19 @@ def is_number(aval: Any) -> bool:
 
 
 def _rule_of(eqn: core.JaxprEqn) -> tuple[str, RuleKind, str]:
-    """The op type, whose rule it has, and the rule's name and place."""
+    """Return the op type, the kind of its rule, and the rule's name and place."""
     if eqn.primitive is op_p:
         return _ours(eqn)
     if eqn.primitive.name not in CUSTOM:
         return eqn.primitive.name, "built-in", ""
     name, where = name_and_place(called(eqn))
-    if where.startswith(JAX):  # (jax.nn.relu has such a rule: to its users it is an op)
+    if where.startswith(JAX):  # (jax.nn.relu has such a rule: for its users it is an op)
         return name, "built-in", ""
     return name, "custom", _source_of_rule(eqn) or f"{name}, {where}"
 
 
 def _source_of_rule(eqn: core.JaxprEqn) -> str:
-    """The name and place of the function that is the rule, as JAX notes it."""
+    """Return the name and place of the function that is the rule, as JAX records it."""
     name, _, where = rule_note(eqn).partition(" at ")
     return "" if where.startswith((JAX, PACKAGE)) or not where else f"{name}, {where}"
 
@@ -138,7 +139,7 @@ def _ours(eqn: core.JaxprEqn) -> tuple[str, RuleKind, str]:
 
 
 def _bare(gradient: EquationGradient) -> EquationGradient:
-    """A gradient without what batches or scales it."""
+    """Return a gradient without the wrappers that batch or scale it."""
     while (one := getattr(gradient, "one", None)) is not None:
         gradient = one
     return gradient
@@ -148,10 +149,10 @@ def _bare(gradient: EquationGradient) -> EquationGradient:
 
 
 def _line_of(eqn: core.JaxprEqn, around: CallSite) -> str:
-    """The innermost line of the user's code that made an equation.
+    """Return the innermost line of the user's code that made an equation.
 
-    JAX remembers the programs of its own functions with the lines that called them first, so
-    behind such a function the line is that of the call around.
+    JAX caches the programs of its own functions with the lines that called them first, so behind
+    such a function, the line of the surrounding call is used.
     """
     otherwise = ""
     libraries = _library_folders()
@@ -167,7 +168,7 @@ def _line_of(eqn: core.JaxprEqn, around: CallSite) -> str:
 
 
 def _is_by_jax(eqn: core.JaxprEqn, around: CallSite) -> bool:
-    """Return whether a function of JAX's that is made of many ops ran the op."""
+    """Return whether a composite JAX function ran the op."""
     for code, file, _ in frames(eqn):
         if not file.startswith((PACKAGE, JAX, *CARRIERS)):
             return False
@@ -179,19 +180,19 @@ def _is_by_jax(eqn: core.JaxprEqn, around: CallSite) -> bool:
 
 
 def frames(eqn: core.JaxprEqn) -> Iterator[tuple[Any, str, int]]:
-    """The code that was running when an equation was made, with file and line, innermost first."""
+    """Yield the code that was running at an equation, with file and line, innermost first."""
     for (code, _), (file, number) in zip(codes(eqn), lines(eqn), strict=False):
         yield code, file, number
 
 
 def _library_folders() -> tuple[str, ...]:
-    """Return where the libraries that are loaded lie."""
+    """Return the folders of the loaded libraries."""
     files = [getattr(sys.modules.get(name), "__file__", None) for name in LIBRARIES]
     return tuple([os.path.dirname(file) + os.sep for file in files if file])
 
 
 def _path_of(eqn: core.JaxprEqn, around: CallSite) -> str:
-    """The module and the name scopes around an equation, without what einsum adds."""
+    """Return the module and the name scopes around an equation, without the scopes of einsum."""
     path = around.path
     for name in scopes(eqn):
         if name.startswith((CLASS, "eqx.")):
@@ -207,7 +208,7 @@ def _path_of(eqn: core.JaxprEqn, around: CallSite) -> str:
 
 
 def _operand_names(eqn: core.JaxprEqn) -> Sequence[str]:
-    """A name for each operand."""
+    """Return a name for each operand."""
     count = len(eqn.invars)
     given: Sequence[Any] = ()
     if eqn.primitive is op_p:
@@ -223,7 +224,7 @@ def _operand_names(eqn: core.JaxprEqn) -> Sequence[str]:
 
 
 def _names_in_rule(gradient: EquationGradient, count: int) -> Sequence[Any]:
-    """Return the names that a rule of ours has for the operands; none if it has none."""
+    """Return the names of the operands in a regrad rule, or nothing without such a rule."""
     if isinstance(gradient, CustomGradient):
         names = gradient.call.arguments.names
         return [*(f"outside[{i}]" for i in range(gradient.outside)), *names]

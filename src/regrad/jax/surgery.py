@@ -1,6 +1,6 @@
 """Rules put into JAX programs, equation by equation.
 
-The idea: JAX writes down what a function computes as a program (a jaxpr), before it differentiates,
+The idea: JAX traces the computation of a function to a program (a jaxpr) before it differentiates,
 batches or compiles it. So an override is a change of the program. With `{"Sign": rule}`
 
     let b = sign a                         let b = regrad_op[gradient=rule
@@ -9,25 +9,25 @@ batches or compiles it. So an override is a change of the program. With `{"Sign"
     in d                                       d = reduce_sum c
                                            in d
 
-`regrad_op` is a primitive of our own (see `primitives`). It computes what the equation inside it
-computes, and its derivative is the rule. From then on all is JAX's: `jax.grad` meets the primitive,
-and `jax.vmap`, `jax.jit` and `jax.checkpoint` know it as any other.
+`regrad_op` is a primitive of regrad (see `primitives`). It computes the result of the equation
+inside it, and its derivative is the rule. JAX does everything else: `jax.grad` differentiates the
+primitive, and `jax.vmap`, `jax.jit` and `jax.checkpoint` handle it like any other.
 
-A program holds programs (of `jit`, `scan`, `cond`, `custom_vjp`, …). They are gone through in the
-same way, and there are four kinds of them: those that JAX differentiates as they are written
-(`OPENED`), where a rule counts; functions with a derivative of their own (`CUSTOM`), which would
-hide the rule; those that describe a scalar function (`SCALAR`), which are not differentiated; and
-all others, about which we know nothing.
+A program contains programs (of `jit`, `scan`, `cond`, `custom_vjp`, …), which are processed in the
+same way. There are four kinds of them: programs that JAX differentiates as written (`OPENED`),
+where a rule applies; functions with a custom derivative (`CUSTOM`), which would hide the rule;
+programs that describe a scalar function (`SCALAR`), which are not differentiated; and all others,
+for which regrad cannot tell how JAX differentiates them.
 
 Invariants:
 
-* A rule in force fires or raises. An op of a key that is found where its rule could not run (in the
-  derivative of another function, in a body of an unknown kind, batched beyond recognition) is an
-  error that names its line, unless the user has said `open` or `keep`.
-* The values are those of the program that was given, but for ops of a key that replaces them
-  (`replacing`): those are replaced in all code, and where one would stay as it is, that raises.
-* What no rule concerns stays the very object that it was. JAX finds what it has compiled by the
-  identity of programs, so that a model is not compiled again for a rule in another part of it.
+* An active rule fires or raises. If an op of a key occurs where its rule could not run (in the
+  derivative of another function, in a body of an unknown kind, batched beyond recognition), regrad
+  raises an error that names its line, unless the user has passed `open` or `keep`.
+* The values are unchanged, except for ops of a key that replaces values (`replacing`): these are
+  replaced in all code, and regrad raises an error if one of them would keep its value.
+* Programs without ops of any key stay the same objects. JAX finds its compiled code by the identity
+  of programs, so a model is not compiled again for a rule in another part of it.
 """
 
 from __future__ import annotations
@@ -64,11 +64,11 @@ from regrad.jax.thresholds import NOT_CAST, restore_spikes
 from regrad.jax.where import EquationContext, Whereabouts
 from regrad.transforms.closures import reads_state
 
-# Primitives whose bodies JAX differentiates as they are written: a rule inside counts.
+# Primitives whose bodies JAX differentiates as written: a rule inside applies.
 OPENED = programs.CALLS | {
     "scan", "while", "cond", "shard_map", "custom_linear_solve", "regrad_vmap",
 }  # fmt: skip
-# Their bodies only say what is done with two scalars, and are not differentiated.
+# Their bodies only define a computation of two scalars, and are not differentiated.
 SCALAR = frozenset({
     "scatter", "scatter-add", "scatter_add", "scatter-mul", "scatter_mul", "scatter-min",
     "scatter_min", "scatter-max", "scatter_max", "scatter-sub", "scatter_sub",
@@ -78,31 +78,31 @@ SCALAR = frozenset({
 class Context(NamedTuple):
     """The place of an equation in a program: in a vmap, in a derivative, in a custom function.
 
-    In a vmap that was kept (see `vmaps`), equations stand as they were written. The body of a
-    function with a derivative of its own is there undifferentiated (`whole`). In one that is left
-    closed, ops are only looked for; it may have its gradient of us (`ours`). In the transpose of a
-    map (`turned`), which JAX has made, derived ops are none of the user's.
+    In a vmap that was kept (see `vmaps`), equations are in their original form. The body of a
+    function with a custom derivative is there undifferentiated (`whole`). In a function that is
+    left closed, regrad only searches for ops; the function may have a gradient of regrad (`ours`).
+    In the transpose of a map (`turned`), which JAX has made, derived ops are not the user's.
 
-    The first of these that holds decides on an op of a key (see `under_rule`):
+    The first of these conditions that holds decides on an op of a key (see `under_rule`):
 
         turned and derived    nothing: the equation stays
         derived               an error; with JAX's own derivative as the rule, the equation stays
-        closed                a hit, and the equation stays; whoever looks in here decides the rest
+        closed                a hit, and the equation stays; the caller decides the rest
         JAX's own derivative  a hit, and behind the equation a note that counts its gradients
         batched               an error
-        none of them          a hit, and a `regrad_op` in the equation's place
+        otherwise             a hit, and a `regrad_op` replaces the equation
     """
 
     where: EquationContext | None = None  # scopes and functions around, if a key names a place
-    batched: bool = False  # the name stack here, or around, has "vmap" in it
-    derived: bool = False  # … or "jvp" or "transpose": JAX has differentiated this already
+    batched: bool = False  # the name stack here, or around, contains "vmap"
+    derived: bool = False  # … or "jvp" or "transpose": JAX has already differentiated this
     whole: bool = False
-    closed: bool = False  # (and so is all inside, wherever it stands)
-    ours: bool = False  # so a function out of sight may stay: a rule covers it
+    closed: bool = False  # (and so is everything inside, wherever it is)
+    ours: bool = False  # an invisible function may stay, because a rule covers it
     turned: bool = False
 
     def inside(self, eqn: core.JaxprEqn, where: EquationContext | None = None) -> Context:
-        """Return the place of what an equation holds; its transforms are in its name stack."""
+        """Return the place of the contents of an equation; its transforms are in its name stack."""
         if self.closed:
             return self._replace(where=where)
         names = programs.transforms(eqn)
@@ -125,7 +125,7 @@ class Occurrence(NamedTuple):
 class Occurrences:
     """The contents of a program: ops under rules, and functions opened, kept and closed.
 
-    `notes` count those by name, what was done, and source line.
+    `notes` count functions by name, action, and source line.
     """
 
     def __init__(self) -> None:
@@ -136,7 +136,7 @@ class Occurrences:
         self.spikes: dict[str, None] = {}  # the lines of comparisons that are cast, for "Step"
 
     def add(self, other: Occurrences) -> None:
-        """Count what a program inside holds."""
+        """Add the findings of an inner program."""
         self.hits += other.hits
         self.closed += other.closed
         self.notes += other.notes
@@ -145,7 +145,7 @@ class Occurrences:
 
 
 class Surgery:
-    """Puts the rules of a map into programs, and remembers those that it has seen."""
+    """Puts the rules of a map into programs, and caches the programs that it has processed."""
 
     def __init__(
         self, bindings: Sequence[KeyBinding], choice: ClosedFunctionPolicy, model: Any = None,
@@ -153,11 +153,11 @@ class Surgery:
     ) -> None:  # fmt: skip
         self.bindings = bindings
         self.choice = choice
-        self.kept = kept  # the keys for whole calls inside of which no other rule is to fire
+        self.kept = kept  # the keys for whole calls inside of which no other rule may fire
         placed = model is not None or any(b.place is not None for b in bindings)
         self.where: Whereabouts | None = Whereabouts(bindings, model) if placed else None
-        # Code that runs only while a key is being differentiated: an equation that it made, found
-        # where no rule put it, is a remainder of a derivative that came before the override.
+        # Code that runs only while a key is being differentiated. If an equation that it made
+        # occurs without a rule, the derivative was computed before the override.
         self.codes: dict[Any, KeyBinding] = {code: b for b in bindings for code in b.key.codes}
         self.seen: weakref.WeakKeyDictionary[Any, dict[Context, Any]] = weakref.WeakKeyDictionary()
         keys = list(dict.fromkeys(b.key for b in bindings))
@@ -166,8 +166,8 @@ class Surgery:
         ]
         self.spikes: set[str] = {k.label for k in keys} & {"Step", ThresholdKey.label}
         self.ruled: list[Key] = [b.key for b in bindings if not b.native]
-        # Values are replaced in all code, also where no gradient passes. A function that reads what
-        # may be another at the next call is put into the program anew.
+        # Values are replaced in all code, even where no gradient passes. If a function reads values
+        # that may differ at the next call, it is put into the program again.
         self.learned: list[Any] = [v for b in bindings for v in b.learned]
         self.parameters: list[Any] = [x for b in bindings for x in b.parameters]
         self.values: list[Key] = [b.key for b in bindings if b.replaces]
@@ -179,7 +179,7 @@ class Surgery:
         self.calls: set[Any] = set()
 
     def operate(self, closed: Any) -> tuple[Any, Occurrences]:
-        """Return a whole program with the rules in it, or itself, and what was found."""
+        """Return a whole program with the rules in it, or itself, and the findings."""
         for binding in self.bindings:
             if isinstance(binding.key, NamedKey):
                 binding.key.find(closed, binding.marked)
@@ -194,14 +194,14 @@ class Surgery:
         return made
 
     def program(self, given: Any, around: Context = Context()) -> tuple[Any, Occurrences]:  # noqa: B008
-        """Return a program (closed or open) with the rules in it, or itself, and what was found."""
-        # A program that is called from many places is gone through once for each kind of place; the
+        """Return a program (closed or open) with the rules in it, or itself, and the findings."""
+        # A program that is called from many places is processed once for each kind of place; the
         # result is one object, so that JAX compiles it once.
         known = self.seen.setdefault(given, {})
         if around not in known or self.is_new or (self.where is not None and self.where.counting):
             jaxpr, found = self._jaxpr(given, around)
             changed = jaxpr is not getattr(given, "jaxpr", given)
-            # weak, or a program that did not change would keep itself alive
+            # Weak, because otherwise an unchanged program would keep itself alive.
             is_closed = jaxpr is not given and isinstance(given, core.ClosedJaxpr)
             made = given.replace(jaxpr=jaxpr) if is_closed else jaxpr
             known[around] = (made if changed else None), found
@@ -222,9 +222,9 @@ class Surgery:
         return (made if made is jaxpr else reading(made, self.learned)), found
 
     def with_boundaries(self, given: Any, around: Context) -> Sequence[Any]:
-        """Return the equations, with a boundary around those of keys that JAX inlines."""
+        """Return the equations, with a boundary around equations of keys that JAX inlines."""
         jaxpr = getattr(given, "jaxpr", given)
-        # (what a boundary is around has it already: there all equations are of the key)
+        # (The content of a boundary has it already: all equations there belong to the key.)
         inlined = [key for key in self.inlined if given not in key.given]
         if not inlined or around.derived:
             return jaxpr.eqns
@@ -234,11 +234,11 @@ class Surgery:
             counts = key in self.ruled and not around.closed and not here.derived
             if key and counts and self.chosen(eqn, here._replace(closed=True), [key]):
                 raise GradientError(
-                    f"override: {key.label!r} is called in a form that is not recognised "
+                    f"override: {key.label!r} is called in a form that regrad does not recognize "
                     f"({self.line_of(eqn)}): {key.name} with where= or another rare "
-                    "argument, or batched before the override could see single examples. Override "
-                    f"what it is made of, or call jax.jit({key.name}) in the model and use that as "
-                    "the key."
+                    "argument, or batched before the override could see single examples. "
+                    f"Override the operations that it consists of, or call jax.jit({key.name}) in "
+                    f"the model and use jax.jit({key.name}) as the key."
                 )
             found.append(eqn)
         return found
@@ -258,7 +258,7 @@ class Surgery:
         return made
 
     def _calls(self, jaxpr: core.Jaxpr) -> set[Any]:
-        """Return the places of visible calls of functions with a derivative of their own."""
+        """Return the places of visible calls of functions with a custom derivative."""
         every = programs.equations(jaxpr)
         calls = [e for e in every if e.primitive.name in programs.CUSTOM or programs.is_high(e)]
         found = [programs.codes(eqn) for eqn in calls]
@@ -282,8 +282,8 @@ class Surgery:
     def _equation(self, eqn: core.JaxprEqn, around: Context, found: Occurrences) -> Any:
         if around.turned and around.derived:
             return eqn
-        # Keys come first: one may stand for a call as a whole (`jax.nn.relu` is a `jit` or a
-        # `custom_jvp_call`), and then what is inside is not looked at.
+        # Keys come first: a key may mean a call as a whole (`jax.nn.relu` is a `jit` or a
+        # `custom_jvp_call`), and then regrad does not look inside.
         passes = is_differentiable(eqn)
         if keys := [b.key for b in self.bindings] if passes else self.values:
             keys = dict.fromkeys(keys)
@@ -316,13 +316,13 @@ class Surgery:
         return eqn
 
     def around(self, eqn: core.JaxprEqn, context: Context) -> EquationContext | None:
-        """Return the context of the equations that this one holds, if a key names a place."""
+        """Return the context of the equations inside this one, if a key names a place."""
         if self.where is None or context.where is None:
             return None
         return self.where.inside(eqn, context.where, self.programs[-1])
 
     def chosen(self, eqn: Any, around: Context, keys: Sequence[Key]) -> KeyBinding | None:
-        """Return the binding for an equation that these keys name: the first, or by the place."""
+        """Return the binding for an equation of these keys: the first, or the one for its place."""
         found = [b for b in self.bindings if b.key in keys]
         if self.where is None or not found:
             return found[0] if found else None
@@ -336,11 +336,11 @@ class Surgery:
             raise derived_error(binding, self.lines[-1])
         path = "" if self.where is None or around.where is None else self.where.path(around.where)
         hit = binding.hit_at(self.lines[-1], path)
-        if not around.derived:  # (derivatives consist of ops as well, but not of the user's)
+        if not around.derived:  # (derivatives consist of ops as well, but these are not the user's)
             shape = tuple(eqn.invars[0].aval.shape) if eqn.invars else ()
             by_jax = of_jax(self.programs[-1], eqn, self.eqns[:-1])
             found.hits.append(Occurrence(binding, hit, shape, by_jax))
-        if around.closed or around.derived:  # whoever looks in here decides what follows
+        if around.closed or around.derived:  # the caller that searches here decides the rest
             return eqn
         if binding.native:
             return count_passes(eqn, hit)
@@ -349,20 +349,22 @@ class Surgery:
         if around.batched:
             raise batched_error(binding, self.lines[-1])
         if why := binding.key.refusal(eqn):
-            raise GradientError(f"override: the key {binding.key.label!r} meets `{eqn}`, but {why}")
+            raise GradientError(
+                f"override: the key {binding.key.label!r} matches `{eqn}`, but {why}"
+            )
         return put_rule(eqn, binding, hit)
 
     def check_whole(self, eqn: core.JaxprEqn, binding: KeyBinding, around: Context) -> None:
-        """Refuse ops of other keys inside of a call that has a rule as a whole."""
+        """Raise for ops of other keys inside of a call that has a rule for the whole call."""
         _, inner = self.program(programs.called(eqn), Context(where=around.where, closed=True))
         hidden = [seen.binding for seen in inner.hits if not seen.binding.native]
         if hidden and binding.place not in self.kept:
             raise hidden_error(hidden[0], binding, self.lines[-1])
 
     def check_derived(self, eqn: core.JaxprEqn, whole: bool) -> None:
-        """Refuse the remains of a key that was differentiated inside the function.
+        """Raise for remains of a key that was differentiated inside the function.
 
-        (There are none in a body that stands there whole.)
+        (There are none in a body that is kept whole.)
         """
         if not self.codes:
             return
@@ -381,7 +383,7 @@ class Surgery:
         """Return an equation that runs other programs, with the rules in these."""
         held = len([*programs.bodies(eqn.params.values())])
         if held < (2 if eqn.primitive.name == "while" else 1):
-            refuse(OVERRIDES, f"the programs that {eqn.primitive.name!r} runs are out of sight")
+            refuse(OVERRIDES, f"the programs that {eqn.primitive.name!r} runs are not visible")
 
         more = False
 
@@ -398,14 +400,15 @@ class Surgery:
         return programs.with_params(eqn, params)
 
     def called(self, eqn: core.JaxprEqn, new: Any, program: Any) -> Any:
-        """Return a call of a program with rules in it, in the place of an equation."""
+        """Return a call of a program with rules in it, in place of an equation."""
         more = self.learned if takes_more(new, program) else ()
         return programs.as_call(eqn, new, invars=[*more, *eqn.invars])
 
     def linear_solve(self, eqn: core.JaxprEqn, around: Context, found: Occurrences) -> Any:
-        """Return a linear solve with the rules in its map, which is what JAX differentiates.
+        """Return a linear solve with the rules in its map, because JAX differentiates this map.
 
-        The transpose counts from the second order on; how the solution is found never does.
+        The transpose counts from the second order on; the method that finds the solution never
+        counts.
         """
         matvec, vecmat = programs.linear_maps(eqn)
         new, inner = self.program(matvec, around)
@@ -417,15 +420,15 @@ class Surgery:
         if replaced and not around.closed:
             raise GradientError(
                 f"override: the value of {replaced[0].op_type!r} is replaced in the linear map of "
-                f"a solve ({self.lines[-1]}), whose solution would be of another one. "
-                "Leave the solve out of the function."
+                f"a solve ({self.lines[-1]}), whose solution would belong to another map. Move "
+                "the solve out of the function."
             )
         turned = vecmat and self.program(vecmat, around._replace(turned=True))[0]
         same = new is matvec and turned is vecmat
         return eqn if same else programs.with_linear_maps(eqn, new, turned)
 
     def composite(self, eqn: core.JaxprEqn, around: Context, found: Occurrences) -> Any:
-        """Return an equation that computes what others compute as these, if a rule is inside."""
+        """Return a composite equation with the rules in it, or itself."""
         body = programs.expanded(eqn)
         new, inner = self.program(body, around)
         if not inner.hits:
@@ -437,13 +440,13 @@ class Surgery:
         return self.called(eqn, new, body)
 
     def custom(self, eqn: core.JaxprEqn, around: Context, found: Occurrences) -> Any:
-        """Return a function with a derivative of its own: opened if the user says so.
+        """Return a function with a custom derivative: opened if the user requests it.
 
-        There are four ends: it is out of sight, and refused or kept; it is opened, and becomes a
-        call of its body; it has a gradient of us, which stays and covers the ops inside; or it
-        stays closed, over ops of keys or over none.
+        There are four cases. It is not visible, and raises or is kept. It is opened, and becomes a
+        call of its body. It has a gradient of regrad, which stays and covers the ops inside. Or it
+        stays closed, with or without ops of keys inside.
         """
-        ours = eqn.primitive is op_p  # another override has been here, or regrad.jax.custom_grad
+        ours = eqn.primitive is op_p  # another override was applied here, or regrad.jax.custom_grad
         body = programs.called(eqn)
         name = eqn.params["gradient"].name if ours else name_of(eqn, body)
         if body is None or (name == programs.ROOT and not around.closed):
@@ -452,7 +455,7 @@ class Surgery:
             return eqn
         if not ours and not around.closed and self.choice.opens(body):
             new, inner = self.program(body, around._replace(whole=True))
-            # without an op of a key inside, its own derivative may stay: it is often the better one
+            # Without an op of a key inside, its custom derivative may stay, which is often better.
             if any(not seen.binding.native for seen in inner.hits):
                 found.add(inner)
                 found.notes[name, "opened", self.lines[-1]] += 1
@@ -464,7 +467,8 @@ class Surgery:
             found.untouched[name, self.lines[-1]] += 1
         if ours and not around.closed:
             self.check_values(eqn.params["gradient"], hidden)
-        if ours:  # the inner rule wins; what it covers is created, and its own rule never runs
+        # the inner rule wins; the ops that it covers are created, and their own rules never run
+        if ours:
             found.hits += hidden
             found.notes += Counter({(name, "kept its own rule", self.lines[-1]): bool(hidden)})
         elif hidden:
@@ -474,11 +478,11 @@ class Surgery:
     def leave(
         self, name: str, body: Any, hidden: list[Occurrence], around: Context, found: Occurrences
     ) -> None:
-        """Note a function that was left closed over ops of some keys."""
+        """Record a function that was left closed over ops of some keys."""
         place = name_and_place(body)[1]
         by_jax = place.startswith(programs.JAX)
         theirs = [s for s in hidden if s.binding.replaces or not (by_jax and s.of_jax)]
-        if around.closed:  # by the function around, which answers for what others wrote
+        if around.closed:  # by the function around, which is responsible for code of other authors
             found.hits += theirs
             return
         keys = frozenset(seen.binding.name for seen in hidden)
@@ -487,40 +491,40 @@ class Surgery:
         found.notes[name, f"closed over {', '.join(sorted(keys))}", where] += 1
 
     def check_values(self, gradient: Any, hidden: list[Occurrence]) -> None:
-        """Refuse ops whose values are replaced in what has a gradient of us: all but its own op."""
+        """Raise for replaced values inside a gradient of regrad, except for its own op."""
         rule = getattr(getattr(gradient, "one", gradient), "rule", None)
         for seen in hidden:
             if seen.binding.replaces and (rule is None or rule.op.type != seen.hit.op_type):
                 raise PassedOverError(
                     f"override: the value of {seen.hit.op_type!r} is replaced, and it occurs in "
-                    f"{gradient.name} ({self.lines[-1]}), which stays as it is. Put the override "
+                    f"{gradient.name} ({self.lines[-1]}), which stays unchanged. Put the override "
                     "inside of that, or replace its value as a whole."
                 )
 
     def check_unseen(self, name: str, body: Any, around: Context) -> None:
-        """Refuse what is differentiated by functions that the program does not show."""
+        """Raise for an equation whose derivative is computed by invisible functions."""
         kept = name in self.choice.keep or (body is not None and self.choice.keeps(body))
         if self.bindings and not around.ours and not kept:
             what = "jax.lax.custom_root" if name == programs.ROOT else name
             raise GradientError(
                 f"override: the program calls {what} ({self.lines[-1]}), which is differentiated "
-                "by functions that are out of sight. Give the whole of it a gradient with "
-                f"rg.jax.custom_grad, or pass keep=[{name!r}] to leave it as it is."
+                "by functions that are not visible. Define a gradient for the whole of it with "
+                f"rg.jax.custom_grad, or pass keep=[{name!r}] to leave it unchanged."
             )
 
     def check_hidden(self, eqn: core.JaxprEqn, around: Context, found: Occurrences) -> None:
-        """Refuse a body that rules cannot be put into."""
+        """Raise for a body into which rules cannot be put."""
         name = eqn.primitive.name
         if name == "call_exported" and programs.Params(eqn)["exported"].has_vjp():
             raise GradientError(
                 f"override: the program calls an exported function ({self.lines[-1]}), whose "
-                "inside cannot be seen. Put the override on the function before it is exported."
+                "inside is not visible. Put the override on the function before it is exported."
             )
         unseen = name not in programs.SHOWN and programs.holds_code(eqn.params.values())
         if unseen and is_differentiable(eqn) and not around.closed:
             self.check_unseen(name, None, around)
-        # Any other primitive with a program in it (`pallas_call`, one of a library)
-        # may be differentiated by a rule that never looks at the program.
+        # Any other primitive with a program in it (`pallas_call`, or another library's) may be
+        # differentiated by a rule that does not use the program.
         for body in () if name in SCALAR else programs.bodies(eqn.params.values()):
             _, inner = self.program(body, around)
             hits = [seen.hit for seen in inner.hits if not seen.binding.native]
@@ -528,8 +532,8 @@ class Surgery:
                 found.hits += inner.hits
             elif hits:
                 raise GradientError(
-                    f"override: {hits[0].op_type!r} occurs inside {name} "
-                    f"({self.lines[-1]}), which JAX does not differentiate op by op: the rule "
-                    "would never run. Leave that part out of the function, or give the whole of "
-                    "it a gradient with rg.jax.custom_grad."
+                    f"override: {hits[0].op_type!r} occurs inside {name} ({self.lines[-1]}), "
+                    "which JAX does not differentiate op by op: the rule would never run. Move "
+                    "that part out of the function, or define a gradient for the whole of it "
+                    "with rg.jax.custom_grad."
                 )

@@ -1,4 +1,4 @@
-"""The tools of inspection for JAX functions that nobody edits."""
+"""The inspection tools for unedited JAX functions."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ from regrad.jax.primitives import is_float
 from regrad.jax.running import LONGEST, ProgramCall, ProgramRun, wide, without_rules
 from regrad.jax.sites import CallSite, is_number, site_of
 
-# The op types that the cures are known for, by JAX's primitives.
+# The op types that have known remedies, by JAX's primitives.
 OP_TYPES = {target.name: op_type for op_type in CURES for target in targets_of(op_type)}
 OP_TYPES |= {"exp2": "Exp", "cbrt": "Sqrt"}
-SEARCHED = 4096  # scans up to this length are opened if a NaN begins in one
+SEARCHED = 4096  # maximum length of scans that are opened if a NaN begins in one
 
 
 @helpful("trace_gradients")
@@ -40,31 +40,31 @@ def trace_gradients(
     has_aux: bool = False,
     longest_scan: int = LONGEST,
 ) -> Callable[..., GradientTrace]:
-    """Return a function that runs `f`, and then its backward pass, and tells what ran there.
+    """Return a function that runs `f` and its backward pass, and reports the ops that ran there.
 
     Args:
-        f: A function of JAX's arrays and pytrees of them, which is not edited: a loss, a bound
-            `apply`, what `override` returns. It returns a scalar, or arrays, which are taken with
-            the gradient 1 for each element.
-        argnums: The arguments whose gradients are asked for; by default all that hold floats, and
-            f itself where it is a pytree (a module of Equinox).
+        f: A function of JAX arrays and pytrees of them, which is not edited: a loss, a bound
+            `apply`, the result of `override`. It returns a scalar, or arrays, whose elements get
+            the incoming gradient 1.
+        argnums: The arguments to differentiate by; by default all that hold floats, and f itself if
+            it is a pytree (a module of Equinox).
         has_aux: Whether f returns a pair whose second part has no gradient.
-        longest_scan: The longest `jax.lax.scan` that is opened, round by round; a longer one is
-            one step.
+        longest_scan: The longest `jax.lax.scan` that is opened, iteration by iteration; a longer
+            scan is one step.
 
     Returns:
-        A function of f's arguments that returns a `GradientTrace`: one step for each primitive
-        that the backward pass went through, in order, with its rule (JAX's own, one of an
-        `override`, or that of a `jax.custom_vjp` or `jax.custom_jvp`, with its place), the line
-        of your code that ran it, the name scopes around it (those of Flax and Haiku modules),
-        and figures of the gradients that arrived and left. What `jit`, `checkpoint`, `cond` and
-        short scans call is opened. JAX's own functions with a derivative of their own
-        (`jax.nn.relu`) are one step each, and count as built-in. `cuts` are ops that turn what is
-        differentiated into integers or bools, behind which there is no gradient.
+        A function of f's arguments that returns a `GradientTrace`: one step for each primitive that
+        the backward pass ran through, in order. A step has its rule (JAX's own, an `override`, or a
+        `jax.custom_vjp` or `jax.custom_jvp`, with its place), the line of your code that ran it,
+        the name scopes around it (for example of Flax and Haiku modules), and statistics of the
+        gradients that arrived and left. Calls of `jit`, `checkpoint`, `cond` and short scans are
+        opened. JAX's own functions with a custom derivative (`jax.nn.relu`) are one step each, and
+        count as built-in. `cuts` are ops that turn differentiated values into integers or bools,
+        which have no gradient.
 
     Raises:
         ArgumentError: f is not callable, or returns no pair with `has_aux=True`.
-        GradientError: nothing that is asked for holds floats, or f returns none.
+        GradientError: No selected argument holds floats, or f returns none.
 
     >>> import jax.numpy as jnp, regrad as rg
     >>> trace = rg.jax.trace_gradients(lambda x: jnp.sum(jnp.sin(x * x)))(jnp.array([1.0, 2.0]))
@@ -87,20 +87,21 @@ def find_nan(
     """Return a function that runs `f` forward and backward, and finds the first NaN or infinity.
 
     Args:
-        f: A function as `trace_gradients` takes it, with the same options.
+        f: A function as in `trace_gradients`, with the same options.
         argnums: See `trace_gradients`.
         has_aux: See `trace_gradients`.
         longest_scan: See `trace_gradients`.
 
     Returns:
         A function of f's arguments that returns a `NonFinite`, or None if value and gradients are
-        finite: the primitive, the line of your code that ran it, the scope, the element, what the
-        op was given there, and the usual cure. An argument that is not finite to begin with is
-        reported as such. An infinity on the way that spoils nothing (a mask of `-inf` before a
-        softmax) is not a finding; one behind a mask is found by what it makes of the gradient.
+        finite. It has the primitive, the line of your code that ran it, the scope, the element, the
+        op's inputs at that element, and the usual remedy. If an argument is not finite at the
+        start, it is reported as the origin. An infinity that affects nothing (a mask of `-inf`
+        before a softmax) is not reported; an infinity behind a mask is found through its effect on
+        the gradient.
 
     Raises:
-        ArgumentError, GradientError: as `trace_gradients`.
+        ArgumentError, GradientError: As in `trace_gradients`.
 
     >>> import jax.numpy as jnp, regrad as rg
     >>> found = rg.jax.find_nan(lambda x: jnp.log(x).sum())(jnp.array([1.0, 0.0]))
@@ -112,9 +113,10 @@ def find_nan(
     again = nonfinite.searched(recorder(longest=max(longest_scan, SEARCHED)))
 
     def checked(*args: Any, **kwargs: Any) -> NonFinite | None:
-        with jax.debug_nans(False), jax.debug_infs(False):  # they would raise, and say less
+        # they would raise, with less information
+        with jax.debug_nans(False), jax.debug_infs(False):
             found = once(*args, **kwargs)
-            if found is not None and found.op_type == "scan":  # in which round?
+            if found is not None and found.op_type == "scan":  # find the iteration
                 found = again(*args, **kwargs) or found
         return found
 
@@ -130,25 +132,25 @@ def gradient_path(
     has_aux: bool = False,
     longest_scan: int = LONGEST,
 ) -> Callable[..., GradientPath]:
-    """Return a function that runs `f`, and tells how the gradient comes to one of its inputs.
+    """Return a function that runs `f`, and follows the gradient to one of its inputs.
 
     Args:
-        f: A function as `trace_gradients` takes it, with the same options.
-        name: What to follow: an argument or a leaf of one by its name, `"args[0]"`,
-            `"args[0]['w']"`, as the inputs of a trace have it.
+        f: A function as in `trace_gradients`, with the same options.
+        name: The argument, or the leaf of an argument, to follow, by its name: `"args[0]"`,
+            `"args[0]['w']"`, as in the inputs of a trace.
         argnums: See `trace_gradients`.
         has_aux: See `trace_gradients`.
         longest_scan: See `trace_gradients`.
 
     Returns:
         A function of f's arguments that returns a `GradientPath`: the ops between the result and
-        the array, each with its rule and its line, the norms of the gradients that arrived and
-        that left towards it, and where it dies: where only zeros leave, or what is not finite, or
-        where it is cut off. Print it for a table.
+        the array, each with its rule and its line, and with the norms of the gradients that arrived
+        and that left towards the array. It also has the place where the gradient dies: where only
+        zeros or non-finite values leave, or where it is cut off. Print it for a table.
 
     Raises:
-        ArgumentError: f is not differentiated by anything of that name.
-        GradientError: as `trace_gradients`.
+        ArgumentError: f has no differentiable input of that name.
+        GradientError: As in `trace_gradients`.
 
     >>> import jax.numpy as jnp, regrad as rg
     >>> path = rg.jax.gradient_path(lambda x, w: jnp.sum(jnp.sin(x) * w), "args[0]")
@@ -170,30 +172,30 @@ def compare_gradients(
     rtol: float = RTOL,
     longest_scan: int = LONGEST,
 ) -> Callable[..., GradientComparison]:
-    """Return a function that compares the gradient of `f` with another one.
+    """Return a function that compares the gradient of `f` with another gradient.
 
     Args:
-        f: A function as `trace_gradients` takes it.
-        other: None or `"true"`: the true gradient of f, with all rules off that are not JAX's own
-            (those of `override`, `custom_grad`, `jax.custom_vjp` and `jax.custom_jvp`); what
-            they were put on is differentiated op by op. `"differences"`: central differences, in
-            float64. Or another function of the same arguments.
+        f: A function as in `trace_gradients`.
+        other: None or `"true"`: the true gradient of f, without any rules except JAX's own. Ops
+            under rules of `override`, `custom_grad`, `jax.custom_vjp` and `jax.custom_jvp` are
+            differentiated op by op. `"differences"`: central differences, in float64. Or another
+            function of the same arguments.
         argnums: See `trace_gradients`.
         has_aux: See `trace_gradients`.
-        surrogates: Ops, names of rules or names of arguments whose gradients are meant to
-            differ. `assert_same()` of the result passes them over.
+        surrogates: Ops, names of rules or names of arguments whose gradients are intended to
+            differ. `assert_same()` of the result ignores them.
         rtol: The tolerance, relative to the larger of both norms.
-        longest_scan: The longest scan whose ops have rows of their own.
+        longest_scan: The longest scan whose ops get their own rows.
 
     Returns:
-        A function of f's arguments that returns a `GradientComparison`: a row for each array
-        that is differentiated by, and, next to the true gradient, a row for each input of each
-        op with such a rule, in place: the gradient that arrived there goes through the op's
-        rule and through its true derivative.
+        A function of f's arguments that returns a `GradientComparison`: a row for each
+        differentiated array. In a comparison with the true gradient, it also has a row for each
+        input of each op with such a rule, in place: the op's rule and its true derivative get the
+        same incoming gradient.
 
     Raises:
-        ArgumentError: other is none of these.
-        GradientError: as `trace_gradients`; the two gradients have other shapes.
+        ArgumentError: `other` is none of these.
+        GradientError: As in `trace_gradients`, or the shapes of the two gradients differ.
 
     >>> import jax.numpy as jnp, regrad as rg
     >>> model = rg.jax.override(lambda x: jnp.sum(jnp.sin(x)), {"Sin": lambda dy: 2 * dy})
@@ -214,23 +216,23 @@ def saved_bytes(
     argnums: int | Sequence[int] | None = None,
     has_aux: bool = False,
 ) -> Callable[..., SavedBytes]:
-    """Return a function that tells what the backward pass of `f` keeps in memory.
+    """Return a function that reports the memory that the backward pass of `f` keeps.
 
     Args:
-        f: A function as `trace_gradients` takes it.
+        f: A function as in `trace_gradients`.
         argnums: See `trace_gradients`.
         has_aux: See `trace_gradients`.
 
     Returns:
-        A function of f's arguments that returns `SavedBytes`: the arrays that `jax.vjp` keeps,
-        by the primitive that made them and the line of your code that ran it; `"argument"` are
-        arrays that are differentiated by, `"constant"` others that were there before. Nothing is
-        computed: f is traced. `jax.checkpoint` keeps what its policy says. What XLA, compiling
-        value and gradient together, finds to be needed no longer, or cheaper to compute again, is
-        counted.
+        A function of f's arguments that returns `SavedBytes`: the arrays that `jax.vjp` keeps, by
+        the primitive that made them and the line of your code that ran it. `"argument"` are
+        differentiated arrays, `"constant"` are other arrays that existed before. Nothing is
+        computed, because f is only traced. For `jax.checkpoint`, the arrays that its policy keeps
+        are counted. Arrays that XLA would drop or recompute when it compiles value and gradient
+        together are counted as well.
 
     Raises:
-        ArgumentError, GradientError: as `trace_gradients`.
+        ArgumentError, GradientError: As in `trace_gradients`.
 
     >>> import jax.numpy as jnp, regrad as rg
     >>> saved = rg.jax.saved_bytes(lambda x: jnp.sum(jnp.sin(x + 1.0)))(jnp.zeros(256, "float32"))
@@ -244,7 +246,7 @@ def saved_bytes(
 
 
 class JaxRecorder(RunRecorder):
-    """The recorder of JAX functions: `running` has how they run."""
+    """The recorder of JAX functions: `running` runs them."""
 
     def __init__(
         self, f: Callable[..., Any], api: str, longest: int = LONGEST, **asked: Any
@@ -254,7 +256,7 @@ class JaxRecorder(RunRecorder):
         self.asked = asked  # `argnums` and `has_aux`
 
     def call(self, args: Sequence[Any], options: dict[str, Any]) -> ProgramCall:
-        """The function with these arguments."""
+        """Return the function with these arguments."""
         return ProgramCall(self.f, args, options, self.api, **self.asked)
 
     def run(self, args: Sequence[Any], options: dict[str, Any], tool: Tool) -> Recording:
@@ -280,10 +282,10 @@ class JaxRecorder(RunRecorder):
         pairs = zip(self.made.names, self.made.arrays, strict=True)
         return [(name, x) for name, x in pairs if is_float(jax.typeof(x))]
 
-    def cure(self, op: Any) -> str:
+    def type_of(self, op: Any) -> str:
         if op.op_type == "integer_pow":
-            return CURES["Reciprocal" if Params(op.eqn)["y"] == -1 else "Pow"]
-        return CURES.get(OP_TYPES.get(op.op_type, ""), "")
+            return "Reciprocal" if Params(op.eqn)["y"] == -1 else "Pow"
+        return OP_TYPES.get(op.op_type, "")
 
     def true(self, args: Sequence[Any], options: dict[str, Any]) -> Sequence[Leaf]:
         call = self.call(args, options)
@@ -314,7 +316,7 @@ class JaxRecorder(RunRecorder):
 
 
 def _kept(jaxpr: Any) -> Iterator[Kept]:
-    """Each array among the results of a program, once: op type, line, path, bytes."""
+    """Yield each array among the results of a program, once: op type, line, path, bytes."""
     seen = set()
     for v in jaxpr.outvars:
         if isinstance(v, core.Literal) or v in seen or not hasattr(v.aval, "dtype"):

@@ -1,9 +1,9 @@
 """`vmap` inside an overridden function, kept in its program as one equation.
 
-JAX batches while it traces: what is left of an op in the program is written for all examples at
-once, and says no more which axis was theirs. So a function that calls `vmap` is traced once more,
-with each call of it as an equation that holds the program of a single example. Rules are put in
-there, and JAX batches the whole as it would have done.
+JAX batches while it traces: an op in the program is in batched form, and its axis of examples is no
+longer marked. So regrad traces a function that calls `vmap` once more, with each call of `vmap` as
+an equation that holds the program of a single example. Rules are put in there, and JAX then batches
+the whole as usual.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from regrad.jax.host import VMAPS, extending, need
 from regrad.jax.host.programs import as_closed, equations, with_constants_as_inputs
 
 KEEPING: ContextVar[bool] = ContextVar("regrad_keeping_vmaps", default=False)
-# JAX traces a compiled function once for each set of named axes, so that programs that were traced
-# with this one are never those of a plain call.
+# JAX traces a compiled function once for each set of named axes, so programs that were traced with
+# this axis are never used for a plain call.
 AXES = (("regrad.override", 1),)
 
 
@@ -36,7 +36,9 @@ def trace(f: Callable[..., Any], xs: Sequence[Any]) -> Any:
 
 @block
 def _keep_vmaps(keep: bool) -> Generator[None]:
-    if keep:  # (and it stays so: another thread may be tracing, and elsewhere it calls JAX's own)
+    # (It stays installed, because another thread may be tracing; elsewhere it calls JAX's
+    # function.)
+    if keep:
         extending.batch_by(_batch)
     token = KEEPING.set(keep)
     try:
@@ -46,7 +48,7 @@ def _keep_vmaps(keep: bool) -> Generator[None]:
 
 
 def _batch(fun: Any, axis: Any, in_dims: Any, dests: Any, *args: Any, **kwargs: Any) -> Any:
-    """Batch as JAX's function of that name does, or keep the call while a program is traced."""
+    """Batch like JAX's function of that name, or keep the call while a program is traced."""
     special = any(args) or any(kwargs.values()) or axis.explicit_mesh_axis is not None
     kept = KEEPING.get() and extending.is_staging() and _are_usual(in_dims)
     if not kept or special or axis.spmd_name is not None:
@@ -89,9 +91,9 @@ def _single_aval(x: jax.Array, dim: int, axis: Any) -> Any:
 
 
 def _can_be_kept(body: Any, dests: Sequence[Any]) -> bool:
-    """Return whether a body is all there is to see, and its results are batched as usual.
+    """Return whether the whole body is visible, and its results are batched as usual.
 
-    The ops of a `custom_vmap` are known when it is batched.
+    The ops of a `custom_vmap` are known only when it is batched.
     """
     names = {eqn.primitive.name for eqn in equations(body.jaxpr)}
     return _are_usual(dests) and not extending.assigns(body) and "custom_vmap_call" not in names
@@ -104,7 +106,7 @@ def _are_usual(dims: Sequence[Any]) -> bool:
 def _batch_results(
     xs: Sequence[Any], *, jaxpr: Any, axis: Any, in_dims: Sequence[int | None], dests: Any
 ) -> Any:
-    """The results of a program for all examples, batched by JAX, and along which axes."""
+    """Return the results of a program for all examples, batched by JAX, and their batch axes."""
     fun = extending.wrap(core.jaxpr_as_fun(jaxpr), like=jaxpr)
     return extending.batch(fun, axis, in_dims, dests).call_wrapped(*xs)
 
@@ -115,7 +117,7 @@ def _run(*xs: Any, **params: Any) -> list[Any]:
 
 
 class _Vmap(core.Primitive):
-    """An equation while a program waits for its rules; anywhere else the batched ops."""
+    """An equation while a program waits for its rules; otherwise the batched ops."""
 
     def bind_with_trace(self, trace: Any, args: Sequence[Any], avals: Any, params: Any, /) -> Any:
         with extending.set_trace(trace):

@@ -1,8 +1,8 @@
-"""Where the equations of a JAX program stand, and which rule that means.
+"""The places of equations in a JAX program, and the selection of rules by place.
 
-An equation carries the name scopes around it in its program, and the code that was running. A
-program has no information about the code around its call. `Surgery` carries this information along,
-as an `EquationContext`.
+An equation of a program has the name scopes around it, and the code that was running. A program has
+no information about the code around its call. `Surgery` passes this information along, as an
+`EquationContext`.
 """
 
 from __future__ import annotations
@@ -33,13 +33,14 @@ from regrad.jax.host import SIGHT, need
 from regrad.jax.host.programs import JITS, called, codes, scopes
 from regrad.jax.modules import MARK, Naming, owner
 
-SHARED = frozenset({"scan", "while", "cond"})  # their bodies stand for several runs, or may not run
+# their bodies are shared by several runs, or may not run
+SHARED = frozenset({"scan", "while", "cond"})
 
 
 class EquationContext(NamedTuple):
     """The surroundings of an equation: name scopes, functions among the keys, and a loop or branch.
 
-    In a `jit` of Flax's the names are those of the module that was compiled first (`borrowed`).
+    In a `jit` of Flax, the names belong to the module that was compiled first (`borrowed`).
     """
 
     scopes: tuple[str, ...] = ()
@@ -49,11 +50,11 @@ class EquationContext(NamedTuple):
 
 
 class Whereabouts:
-    """Chooses among the rules of a map whose keys say where they hold.
+    """Selects among the rules of a map whose keys name a place.
 
     Args:
-        bindings: All those of the map.
-        model: The model whose modules have names, if it was given.
+        bindings: All bindings of the map.
+        model: The model whose modules have names, or None.
     """
 
     def __init__(self, bindings: Sequence[Any], model: Any) -> None:
@@ -64,9 +65,9 @@ class Whereabouts:
         named = self.places.entries
         functions = [e for e in named if not is_predicate(e) and code_of(e) is not None]
         self.codes: dict[Any, Any] = dict(map(_function, functions))
-        # whether modules that are none of the model's are known by their classes
+        # Modules outside the model are identified by their classes.
         self.by_class: bool = any(is_predicate(e) or isinstance(e, type) for e in named)
-        # what is counted is gone through at each call of a program, and not once for all
+        # Keys that count must process a program at each of its calls, and not once for all calls.
         self.counting: bool = any(map(is_predicate, named)) or any(
             key.counts for key in self.placed
         )
@@ -79,28 +80,28 @@ class Whereabouts:
         self.counts = Counts()
 
     def inside(self, eqn: Any, around: EquationContext, program: Any) -> EquationContext:
-        """Return the context of the equations that one of a program holds."""
+        """Return the context of the equations inside an equation of a program."""
         name = eqn.primitive.name
         shared = name if name in SHARED else around.shared
         functions = (*around.functions, *self._running(eqn, program))
         borrowed = around.borrowed or (name in JITS and _is_of_flax(called(eqn)))
         made = EquationContext((*around.scopes, *scopes(eqn)), functions, shared, borrowed)
-        self.chain(made)  # which notes the places that there are
+        self.chain(made)  # which records the existing places
         return made
 
     def _running(self, eqn: Any, program: Any) -> list[Any]:
-        """The functions among the keys that ran in a program when an equation was made."""
+        """Return the functions among the keys that were running when an equation was made."""
         found: list[Any] = []
         if self.codes:
             _, place = name_and_place(program)
-            for code, _ in codes(eqn):  # the innermost first
+            for code, _ in codes(eqn):  # innermost first
                 found += [self.codes[code]] if code in self.codes else []
                 if f"{code.co_filename}:{code.co_firstlineno}" == place:
-                    break  # (who called the program first is nothing to this call)
+                    break  # (the first caller of the program is irrelevant for this call)
         return found[::-1]
 
     def chain(self, around: EquationContext) -> list[ChainStep]:
-        """Return the modules and named scopes around, the outermost first."""
+        """Return the modules and named scopes around, outermost first."""
         if around not in self.chains:
             found = [*[ChainStep((), f) for f in around.functions], ChainStep(("",))]
             parts: list[str] = []
@@ -112,7 +113,7 @@ class Whereabouts:
                     found.append(step if step.paths else step._replace(paths=(".".join(parts),)))
                 elif "->" not in name and not (self.naming.steps and name.startswith("eqx.")):
                     more = re.split("[./]", name)
-                    # Flax calls the method f of its module m `m.f`, within m
+                    # Flax names the method f of its module m `m.f`, within m.
                     more = more[1:] if len(more) > 1 and parts[-1:] == more[:1] else more
                     for part in more:
                         parts = [*parts, part]
@@ -126,20 +127,20 @@ class Whereabouts:
         return self.chain(around)[-1].path
 
     def choose(self, eqn: Any, bindings: Sequence[Any], around: Any, line: str) -> Any:
-        """Return the binding whose rule an equation gets, of those whose keys name it, or None."""
+        """Return the binding whose rule an equation gets, among the keys that name it, or None."""
         chain = self.chain(around.where)
         keys = [b.place for b in bindings if b.place is not None]
         if around.where.borrowed and any(key.selectors for key in keys):
             raise GradientError(
-                f"override: {keys[0]!r} meets {bindings[0].op_type!r} in a module under nn.jit of "
-                f"Flax's ({line}), which runs one program for all modules of a class: it does not "
-                "say for which. Compile the whole with jax.jit, and leave nn.jit out."
+                f"override: {keys[0]!r} matches {bindings[0].op_type!r} in a module under Flax's "
+                f"nn.jit ({line}), which runs one program for all modules of a class and does not "
+                "identify the module. Compile the whole with jax.jit, and leave nn.jit out."
             )
         fits = self.places.fits(chain, keys) if keys else []
         late = waiting(fits, self.counts)
         if late is not None and around.where.shared:
             raise GradientError(
-                f"override: {late!r} counts calls, which cannot be done in the body of a "
+                f"override: {late!r} counts calls, which is impossible in the body of a "
                 f"{around.where.shared} ({line}): it is one program for all of its runs. Name the "
                 "place by a scope or function in there."
             )
@@ -159,17 +160,17 @@ class Whereabouts:
         return self.placed[fits[0].key].key if fits else None
 
     def site(self, op_type: str, eqn: Any, around: EquationContext, line: str, n: int) -> Site:
-        """Return the site of an equation, the n-th of those that a key was asked about."""
+        """Return the site of an equation, the n-th among the candidates of a key."""
         xs = [v.aval for v in eqn.invars if hasattr(v.aval, "shape")]
         return site_of(self.chain(around), op_type, n, xs, line)
 
     def check(self) -> None:
-        """Refuse keys whose places are nowhere in the programs that were seen."""
+        """Raise for keys whose places are nowhere in the processed programs."""
         if self.naming.steps is None:
             Places([key for key, b in self.placed.items() if not b.marked], [*self.seen.values()])
 
     def unvisited(self) -> Iterator[tuple[Any, ChainStep]]:
-        """Yield modules that a key names and that never ran, though what holds them did."""
+        """Yield modules that a key names and that never ran, although their parents did."""
         for key, binding in self.placed.items() if self.naming.steps else ():
             plain = "**" not in repr(key) and key.selectors and not binding.marked
             named = [s for s in self.places.named[key.selectors] if owner(s)] if plain else ()
@@ -177,7 +178,7 @@ class Whereabouts:
                 yield binding, step
 
     def tells_apart(self, a: ChainStep, b: ChainStep) -> bool:
-        """Return whether keys tell two modules of the model apart, or what is in them."""
+        """Return whether keys distinguish two modules of the model, or their contents."""
         inside = [s for s in self.naming.steps or () if f"{s.path}.".startswith(f"{a.path}.")]
         twins = [self.naming.by_path[s.path.replace(a.path, b.path, 1)] for s in inside]
         return self.counting or any(
@@ -187,19 +188,19 @@ class Whereabouts:
 
 
 def _is_of_flax(program: Any) -> bool:
-    """Return whether a compiled function is one of those of Flax's that Linen calls modules by."""
+    """Return whether a compiled function is one by which Flax's Linen calls modules."""
     flax = sys.modules.get("flax")
     folder = os.path.dirname(getattr(flax, "__file__", None) or "-")
     return name_and_place(program)[1].startswith((f"{folder}/linen", f"{folder}/core"))
 
 
 def _function(entry: Any) -> tuple[Any, Any]:
-    """The code of a function that is a place, and the function."""
+    """Return the code of a function that is a place, and the function."""
     plain = inspect.unwrap(entry)
     if plain.__closure__:
         raise ArgumentError(
             f"override: at({plain.__qualname__}) closes over values, and JAX's programs do not "
-            "tell it from other functions of the same def. Write it in a module, or open a "
-            "jax.named_scope in it."
+            "distinguish it from other functions of the same def. Write it in a module, or open "
+            "a jax.named_scope in it."
         )
     return plain.__code__, entry

@@ -50,17 +50,17 @@ API = "regrad.rules.attribution"
 
 @_maker
 def tempered(temperature: float = 2.0) -> Callable[..., Any]:
-    """Return the gradient that a softmax has at `x / temperature`, for softmax.
+    """Return a rule for softmax: the gradient that it has at `x / temperature`.
 
     Args:
-        temperature: Above 1, it lets more through where the softmax is saturated.
+        temperature: A value above 1 passes more gradient where the softmax is saturated.
 
     Returns:
         A rule for a map of overrides. The factor of `1 / temperature` is left out, so that the
         gradient of a softmax of equal entries does not change.
 
     Raises:
-        ArgumentError: temperature is not above 0.
+        ArgumentError: The temperature is not above 0.
 
     Source: Edin et al., "GIM: Improved Interpretability for Large Language Models" (2025),
     temperature-adjusted gradients.
@@ -84,23 +84,24 @@ def tempered(temperature: float = 2.0) -> Callable[..., Any]:
 def gim(temperature: float = 2.0) -> dict[Any, Any]:
     """Return the composite of GIM, gradient interaction modifications, for transformers.
 
-    The gradient of a softmax is `tempered`, products of two values are shared in halves (so that
-    queries and keys have a quarter), and the scale of a norm is a constant. All else, activations
-    too, keeps its gradient.
+    Softmax has its `tempered` gradient, products of two values are shared in halves (so queries and
+    keys get a quarter), and the scale of a norm is a constant. All other ops keep their gradients,
+    including activations.
 
     Args:
-        temperature: That of `tempered`.
+        temperature: The temperature of `tempered`.
 
     Returns:
-        A map of overrides for PyTorch, for `attribute`, which has parameters require no grad.
+        A map of overrides for PyTorch, for `attribute`, which sets `requires_grad` of parameters to
+        False.
 
     Raises:
-        ArgumentError: temperature is not above 0.
+        ArgumentError: The temperature is not above 0.
         MissingPackageError: PyTorch is not installed.
 
     Source: Edin, Csordás, Ruotsalo, Wu, Maistro, Huang and Maaløe, "GIM: Improved Interpretability
-    for Large Language Models" (2025), and its package `gim-explain`, in which layer norms, RMS
-    norms, `scaled_dot_product_attention`, softmax and the gates of some MLPs are found by name.
+    for Large Language Models" (2025), and its package `gim-explain`, which finds layer norms, RMS
+    norms, `scaled_dot_product_attention`, softmax and the gates of some MLPs by name.
 
     >>> from regrad.rules import attribution
     >>> attribution.gim()["Softmax"].rule.__name__
@@ -118,13 +119,13 @@ def integrated(steps: int = 32) -> Path:
     of the quadrature. Without a reference, the path begins at zeros.
 
     Args:
-        steps: At how many places gradients are taken.
+        steps: The number of points at which gradients are computed.
 
     Returns:
         A `Path`.
 
     Raises:
-        ArgumentError: steps is not an int above 0.
+        ArgumentError: `steps` is not an int above 0.
 
     Source: Sundararajan, Taly and Yan, "Axiomatic Attribution for Deep Networks" (2017); for
     modules, with the path at the inputs, Hanna, Pezzelle and Belinkov, "Have Faith in Faithfulness"
@@ -134,7 +135,7 @@ def integrated(steps: int = 32) -> Path:
     >>> [round(t, 4) for t in attribution.integrated(2).places]
     [0.2113, 0.7887]
     """
-    _count(steps, "integrated: expected steps, an int above 0")
+    _count(steps, "integrated: expected steps to be an int above 0")
     places, weights = np.polynomial.legendre.leggauss(steps)
     return Path(tuple((places / 2 + 0.5).tolist()), tuple((weights / 2).tolist()))
 
@@ -229,7 +230,7 @@ def smoothed(samples: int = 16, noise: float = 0.1, seed: int = 0, statistic: st
     >>> attribution.smoothed(2, 0.1).places
     (1.0, 1.0)
     """
-    _count(samples, "smoothed: expected samples, an int above 0")
+    _count(samples, "smoothed: expected samples to be an int above 0")
     if not noise >= 0:
         raise ArgumentError(f"smoothed: expected noise of 0 or more, got {brief(noise)}")
     if statistic not in (known := ("mean", "squares", "variance")):

@@ -1,22 +1,23 @@
 """Layer-wise relevance propagation: rules, composites, and `relevance`, which runs them.
 
-The relevance of a value is the value times the gradient that comes to it, `x · dx`; so at the
-output of an op it is `y · dy`, and a rule of relevance is a rule like any other. (lxt does so;
-zennit has gradients be relevances, so that sums and pools need rules of their own.) An op of degree
-1 in its inputs together (a sum, a concatenation, a pooling, a ReLU) keeps the relevance by its own
-gradient, and needs no rule. Where a value is 0, rules take it for 1e-19, so that it may have
-relevance; `relevance` does the same.
+The relevance of a value is the value times its gradient, `x · dx`. At the output of an op it is
+`y · dy`, so a relevance rule is an ordinary gradient rule. (lxt works the same way. In zennit,
+gradients are relevances, so sums and pools need their own rules.) An op of degree 1 in all of its
+inputs together (a sum, a concatenation, a pooling, a ReLU) conserves relevance by its own gradient,
+and needs no rule. Rules replace a value of 0 by 1e-19, so that it can have relevance; `relevance`
+does the same.
 
-Rules of linear maps name the output. Where a model changes that in place (`nn.ReLU(inplace=True)`),
-torch refuses the backward pass, but not in `relevance`. Rules are differentiated by what arrives;
-by the input, the derivative of a relevance is that of the rules, too.
+Rules of linear maps take the output as an argument. If a model changes that output in place
+(`nn.ReLU(inplace=True)`), PyTorch raises an error in the backward pass, except in `relevance`.
+Rules can be differentiated by the incoming gradient. The derivative of a relevance by the input is
+also computed from the rules.
 
-A composite is a map of such rules, for `regrad.torch.gradient_override_map` or `relevance`. It is a
-dict: `{**lrp.epsilon_plus(), rg.at("head", F.linear): lrp.gamma()}`. What a model lacks of it is
-not missed. With `library="jax"` it is for `relevance` of a function of JAX. There a norm or an
-activation that is written out is known by the class of the module, or by the `jax.named_scope`,
-that is called so; one that is written out elsewhere has no rule, and `check="ops"` says what it
-loses.
+A composite is a map of rules, for `regrad.torch.gradient_override_map` or `relevance`. It is a
+dict: `{**lrp.epsilon_plus(), rg.at("head", F.linear): lrp.gamma()}`. Keys that match nothing in a
+model cause no error. With `library="jax"` a composite is for `relevance` of a JAX function. There,
+a composite recognizes a norm or an activation that is composed of smaller ops by the name of its
+module class, or by the name of its `jax.named_scope`. Without such a name it has no rule, and
+`check="ops"` reports its loss of relevance.
 
 >>> import torch
 >>> from regrad.rules import lrp
@@ -50,6 +51,8 @@ from regrad.rules.lrp_composites import epsilon_plus as epsilon_plus
 from regrad.rules.lrp_composites import epsilon_plus_flat as epsilon_plus_flat
 from regrad.rules.lrp_composites import excitation as excitation
 from regrad.rules.lrp_composites import guided as guided
+from regrad.rules.lrp_lines import MeanGradient
+from regrad.rules.lrp_lines import mean_gradient as mean_gradient
 from regrad.rules.lrp_maps import API, Rule, _named
 from regrad.rules.lrp_maps import alpha_beta as alpha_beta
 from regrad.rules.lrp_maps import epsilon as epsilon
@@ -62,29 +65,31 @@ from regrad.rules.lrp_others import beta_smooth as beta_smooth
 from regrad.rules.lrp_others import frozen_norm as frozen_norm
 from regrad.rules.lrp_others import pass_ as pass_
 from regrad.rules.lrp_others import rescale as rescale
+from regrad.rules.lrp_others import rescale_greater as rescale_greater
 from regrad.rules.lrp_others import rescale_max as rescale_max
+from regrad.rules.lrp_others import rescale_rrelu as rescale_rrelu
 from regrad.rules.lrp_others import reveal_cancel as reveal_cancel
 from regrad.rules.lrp_others import uniform as uniform
 from regrad.rules.runs import for_each, library_of
 
 
 def merge_norms(model: Any, rules: Mapping[Any, Any]) -> dict[Any, Any]:
-    """Return a map in which linear maps count as merged with the batch norm behind them.
+    """Return a map in which each linear map is merged with the batch norm behind it.
 
-    The model is not changed: the rules of a linear map see the weight and bias that it would have.
-    Batch norms are those that follow a linear map in `model.modules()`, and are to have `pass_`, as
-    in the composites.
+    The model is not changed: the rules of a linear map use the merged weight and bias. Batch norms
+    count if they follow a linear map in `model.modules()`. They must have the rule `pass_`, as in
+    the composites.
 
     Args:
-        model: A `torch.nn.Module`, whose batch norms are in the mode of evaluation.
+        model: A `torch.nn.Module`, whose batch norms are in evaluation mode.
         rules: A composite, or any map with rules of linear maps.
 
     Returns:
         The map, for `relevance` of this model.
 
     Raises:
-        ArgumentError: a batch norm is not in the mode of evaluation, or follows a transposed
-            convolution with groups.
+        ArgumentError: A batch norm is not in evaluation mode, or follows a transposed convolution
+            with groups.
         MissingPackageError: PyTorch is not installed.
 
     Source: zennit's `SequentialMergeBatchNorm`; Guillemot et al., "Breaking Batch Normalization for
@@ -110,8 +115,7 @@ def merge_norms(model: Any, rules: Mapping[Any, Any]) -> dict[Any, Any]:
     norms = {key: b for key, b in norms.items() if isinstance(b, batch_norms)}
     if any(b.training or b.running_mean is None for b in norms.values()):
         raise ArgumentError(
-            "merge_norms: a batch norm uses the statistics of the batch; put the "
-            "model in eval() first"
+            "merge_norms: a batch norm uses the statistics of the batch; call model.eval() first"
         )
     if any(getattr(m, "transposed", 0) and m.groups > 1 and id(m) in norms for m in leaves):
         raise ArgumentError("merge_norms: a transposed convolution with groups cannot be merged")
@@ -126,7 +130,7 @@ def merge_norms(model: Any, rules: Mapping[Any, Any]) -> dict[Any, Any]:
 
 
 def _merged(plain: Rule, along: Rule, norms: Mapping[int, Any]) -> Rule:
-    """The rule of a linear map, of weights that are merged with the norm behind it, if one is."""
+    """The rule of a linear map, on weights merged with the batch norm behind it, if any."""
 
     def rule(dy: Any, y: Any, forward: Any, vjp_: Any, site: Any, x: Any, w: Any, bias: Any) -> Any:
         norm = norms.get(id(site.module))
@@ -135,10 +139,12 @@ def _merged(plain: Rule, along: Rule, norms: Mapping[int, Any]) -> Rule:
         scale = (norm.running_var + norm.eps).rsqrt()
         scale = scale if norm.weight is None else scale * norm.weight
         shift = -norm.running_mean * scale + (0 if norm.bias is None else norm.bias)
-        ones = [1] * (y.ndim - 2)  # (the channels of y are its axis 1, those of w its first or 1)
+        # (The channels of y are on axis 1, the channels of w on its first axis or on axis 1.)
+        ones = [1] * (y.ndim - 2)
         merged = y * scale.reshape(-1, *ones) + shift.reshape(-1, *ones)
         w = w * scale.reshape(-1, *[1] * (w.ndim - 1 - getattr(site.module, "transposed", 0)))
-        none = None if bias is None else bias * 0  # (a call without a bias has no place for one)
+        # (A call without a bias has no argument for one.)
+        none = None if bias is None else bias * 0
         bias = shift if bias is None else shift + bias * scale
 
         def shifted(x: Any, w: Any, bias: Any) -> Any:
@@ -163,35 +169,39 @@ def relevance(
 ) -> Any:
     """Return the relevance of the inputs of a model for one of its outputs.
 
-    A PyTorch model is run once, under the rules, and is left as it was found: `.grad`, what
-    requires grad, buffers, the random state and the mode of training. Call its `eval()` first: if
-    a batch norm or a dropout runs in training mode, `relevance` raises ArgumentError. Products of
+    A PyTorch model is run once under the rules and is left unchanged: `.grad`, `requires_grad`,
+    buffers, the random state and the training mode stay the same. Call its `eval()` first: if a
+    batch norm or a dropout runs in training mode, `relevance` raises ArgumentError. Products of
     float32 are computed in float32, without TF32.
 
-    Of JAX it is any function of arrays: a module of NNX or Equinox, a bound one of Linen,
-    `lambda x: net.apply(params, x)`. In its program the linear maps of one value, with their bias,
-    are calls of `"lrp_dense"` and `"lrp_convolution"`, products of two values of `"lrp_matmul"` and
-    `"lrp_mul"`: these are keys of the map, as in `attn_lrp(library="jax")`. The state that a
-    `jax.lax.scan` begins with counts as a value, which takes its share, even if it is a constant.
+    A JAX model is any function of arrays: a module of NNX or Equinox, a bound module of Linen,
+    `lambda x: net.apply(params, x)`. In its program, linear maps of one value, with their bias, are
+    calls of `"lrp_dense"` and `"lrp_convolution"`, and products of two values are calls of
+    `"lrp_matmul"` and `"lrp_mul"`: these are keys of the map, as in `attn_lrp(library="jax")`. The
+    initial carry of a `jax.lax.scan` counts as a value and takes its share, even if it is a
+    constant.
 
     Args:
         model: A `torch.nn.Module`, or a function of JAX.
-        inputs: Its argument; a tuple of them, or a dict of keyword arguments. Relevance comes to
-            tensors of floats, and by the `nn.Embedding` that reads them to those of integers.
-        target: Which output is explained: a class, a tensor of one for each example, or a function
-            of the model's result, for anything else (`lambda y: y.logits[:, -1, 3]`). Its sum
-            is differentiated. For a list of targets, every array of the answer has the targets as
-            its first axis.
+        inputs: The model's argument, a tuple of arguments, or a dict of keyword arguments. Float
+            tensors get relevance. Integer tensors get relevance at the `nn.Embedding` that reads
+            them.
+        target: Selects the output to explain: a class, a tensor with one class per example, or, for
+            any other output, a function of the model's result (`lambda y: y.logits[:, -1, 3]`).
+            `relevance` differentiates the sum of the selected outputs. For a list of targets, every
+            array of the result has the targets as its first axis.
         rules: A map of overrides, such as `epsilon_plus()`.
-        layers: Paths of modules, or patterns of such as for `rg.at`, whose relevance is wanted as
-            well; of one that returns a tuple, that of the first. In JAX they are paths in a model
-            of Flax or Equinox: give that, and not a function that calls it.
-        reference: For `deep_lift()`: what `inputs` are compared with, of the same shapes, or of one
-            example. Inputs are then batches, and so is what the target reads: the batch is the
-            first axis. The model runs for both in one batch, and for each apart to compare. With
-            a list of references, the answer is the mean over the references (DeepLiftSHAP).
-        check: `"ops"` to have the record say where relevance is lost. (A norm that is written out
-            where no module is called so has no rule, and is seen here.)
+        layers: Paths of modules, or patterns as in `rg.at`, whose relevance is returned as well.
+            For a module that returns a tuple, it is the relevance of the first entry. In JAX, these
+            are paths in a model of Flax or Equinox: pass the model itself, and not a function that
+            calls it.
+        reference: For `deep_lift()`: the values to compare `inputs` with, of the same shapes, or of
+            one example. Inputs must be batches then, and so must be the outputs that the target
+            reads: the batch is the first axis. The model runs on both in one batch, and on each one
+            separately to compare. With a list of references, the result is the mean over the
+            references (DeepLiftSHAP).
+        check: `"ops"` to report which ops lose relevance. (This also shows a norm that has no rule
+            because it is composed of smaller ops outside of a module with a norm's name.)
         batch_axis: The axis of the examples in the inputs, by which `total` and `missing` are
             reported for each example.
         create_graph: Whether the results have a history in PyTorch, so that a loss can contain
@@ -200,15 +210,15 @@ def relevance(
             `relevance`.
 
     Returns:
-        A `Relevance`: of the inputs, of the layers, the total that there was to share, and what is
-        missing of it in the inputs.
+        A `Relevance`: the relevance of the inputs and of the layers, the total relevance to share,
+        and the part of it that the inputs did not get.
 
     Raises:
-        ArgumentError: an argument is of the wrong kind, no input is differentiated, a layer does
-            not run once or returns no tensor, the target is not one of the outputs, a reference is
-            missing, an op runs in training mode, the output is random, or examples of one batch
-            depend on each other.
-        PassedOverError: an op would keep its own gradient, where a rule is for it.
+        ArgumentError: An argument has the wrong kind, no input can be differentiated, a layer does
+            not run exactly once or returns no tensor, the target is not one of the outputs, a
+            reference is missing, an op runs in training mode, the output is random, or examples of
+            one batch depend on each other.
+        PassedOverError: An op would keep its own gradient although a rule matches it.
         MissingPackageError: The library is not installed.
 
     >>> import torch
@@ -220,7 +230,7 @@ def relevance(
     (tensor([[1., 3.]]), tensor([[4., 0.]]), tensor([4.]))
     """
     if check not in (None, "ops"):
-        raise ArgumentError(f'relevance: check expected None or "ops", got {check!r:.40}')
+        raise ArgumentError(f'relevance: expected check to be None or "ops", got {check!r:.40}')
     if check and reference is not None:
         raise ArgumentError('relevance: check="ops" is for runs without a reference')
     if not isinstance(rules, Mapping):
@@ -229,10 +239,11 @@ def relevance(
             f"relevance takes a dict of op types to rules, such as {call}; got "
             f"{getattr(rules, '__name__', kind(rules))}"
         )
-    pairs = (rescale, rescale_max, reveal_cancel)
-    if reference is None and any(rule in pairs for rule in unmarked(spread(rules))[0].values()):
+    pairs = (rescale, rescale_greater, rescale_max, rescale_rrelu, reveal_cancel)
+    every = unmarked(spread(rules))[0].values()
+    if reference is None and any(r in pairs or isinstance(r, MeanGradient) for r in every):
         raise ArgumentError(
-            "relevance: the rules compare the inputs with a reference, as deep_lift() does. Give "
+            "relevance: the rules compare the inputs with a reference, as deep_lift() does. Pass "
             "one: reference=zeros_like(inputs)"
         )
     if check and isinstance(target, list):
@@ -242,8 +253,8 @@ def relevance(
 
         if any(getattr(key, "__module__", "").startswith("torch.") for key in rules):
             raise ArgumentError(
-                "relevance: the model is a function of JAX, and the map has keys of PyTorch. "
-                'Composites for JAX are made with library="jax"'
+                "relevance: the model is a JAX function, and the map has keys of PyTorch. Make "
+                'composites for JAX with library="jax"'
             )
         if create_graph:
             raise ArgumentError(

@@ -1,4 +1,4 @@
-"""Composites: maps of rules of relevance for whole networks, of PyTorch and of JAX."""
+"""Composites: maps of relevance rules for whole networks, for PyTorch and JAX."""
 
 from __future__ import annotations
 
@@ -10,19 +10,36 @@ from regrad.core.places import at
 from regrad.core.rule import no_gradient
 from regrad.core.scopes import optional
 from regrad.errors import ArgumentError, brief
+from regrad.rules.lrp_lines import mean_gradient
 from regrad.rules.lrp_maps import API, Rule, alpha_beta, epsilon, flat, gamma, z_box, z_plus
-from regrad.rules.lrp_others import frozen_norm, pass_, rescale, rescale_max, uniform
+from regrad.rules.lrp_others import (
+    frozen_norm,
+    pass_,
+    rescale,
+    rescale_greater,
+    rescale_max,
+    rescale_rrelu,
+    uniform,
+)
 from regrad.rules.saliency import guided_relu
 
-EPSILON, GAMMA = epsilon, gamma  # (parameters have these names)
+EPSILON, GAMMA = epsilon, gamma  # (parameters have the names of the rules)
 
-# (PReLU has two inputs, and passes relevance on by its own gradient.)
+# (PReLU has two inputs, and propagates relevance by its own gradient.)
 ACTIVATIONS = (
     "Relu", "Relu6", "LeakyRelu", "Elu", "Selu", "Gelu", "Silu", "Softplus", "Softsign", "Tanh",
 )  # fmt: skip
 
-# What `relevance` calls the linear maps of one value and the products of two in a JAX program.
+# The names by which `relevance` calls linear maps of one value and products of two in JAX.
 MAPS = ("lrp_dense", "lrp_convolution", "lrp_matmul", "lrp_mul")
+
+
+# Further elementwise ops with one input, which DeepLift rescales, and ops that it averages.
+CURVES = (
+    "Sigmoid", "LogSigmoid", "Exp", "Expm1", "Log", "Log1p", "Rsqrt", "Erf", "Sin", "Cos", "Abs",
+    "ClipByValue",
+)  # fmt: skip
+MIXING = ("Softmax", "LogSoftmax", "RealDiv", "Pow", "Prod", "Sqrt")
 
 
 class _Keys(NamedTuple):
@@ -63,9 +80,9 @@ def _keys(library: str) -> _Keys:
 
 
 def _is_called(site: Any, *words: str) -> bool:
-    """Return whether the module that runs has one of these in the name of its class.
+    """Return whether the name of the running module's class contains one of these words.
 
-    (Where the class is not known, of a module of Flax's without `model=`, its path has it.)
+    (If the class of a Flax module is unknown because `model=` is missing, use its path.)
     """
     known = getattr(site.module_class, "__name__", None) or site.path.rpartition(".")[2]
     return any(word in known.lower() for word in words)
@@ -83,8 +100,8 @@ def _in_activation(site: Any) -> bool:
     return _is_called(site, "gelu", "silu", "swish", "mish", "activation")
 
 
-# What gates an activation that is written out as `x * gate(x)`. If the gate is a constant, and the
-# product has its own gradient, then relevance passes: x · dx = x · dy · gate(x) = y · dy.
+# The gates of an activation that is composed as `x * gate(x)`. If the gate is a constant and the
+# product has its own gradient, the relevance is unchanged: x · dx = x · dy · gate(x) = y · dy.
 _GATES = at(_in_activation, ("Tanh", "Sigmoid", "Erf"))
 
 
@@ -97,7 +114,7 @@ def _all_optional(rules: Mapping[Any, Any]) -> dict[Any, Any]:
 
 
 def _others(keys: _Keys) -> dict[Any, Any]:
-    """Rules of all but linear layers: activations, norms, products."""
+    """Return the rules of everything except linear layers: activations, norms, products."""
     return _all_optional({
         **dict.fromkeys(keys.activations, pass_), **keys.norms,
         keys.matmul: uniform, keys.mul: uniform,
@@ -110,7 +127,7 @@ def _others(keys: _Keys) -> dict[Any, Any]:
 def _composite(
     library: str, dense: Rule, convolution: Rule, first: Any = None, flat: bool = True
 ) -> dict[Any, Any]:
-    """The map of rules of all ops, and of one for the first linear map that runs."""
+    """Return the map of rules of all ops, and of the first linear map that runs."""
     keys = _keys(library)
     rules: dict[Any, Any] = dict.fromkeys(keys.convolution, convolution)
     rules |= dict.fromkeys(keys.dense, dense)
@@ -127,15 +144,15 @@ def epsilon_plus(
     """Return the composite of z⁺ for convolutions and ε for dense layers.
 
     Args:
-        epsilon: That of `lrp.epsilon`.
-        stabilizer: That of `lrp.z_plus`.
-        library: `"torch"`, or `"jax"` for `relevance` of a function of JAX.
+        epsilon: The epsilon of `lrp.epsilon`.
+        stabilizer: The stabilizer of `lrp.z_plus`.
+        library: `"torch"`, or `"jax"` for `relevance` of a JAX function.
 
     Returns:
         A map of overrides for the library.
 
     Raises:
-        ArgumentError: a number is not above 0, or the library is another one.
+        ArgumentError: A number is not above 0, or the library is unknown.
         MissingPackageError: The library is not installed.
 
     Source: zennit's `EpsilonPlus`.
@@ -153,15 +170,15 @@ def epsilon_plus_flat(
     """Return `epsilon_plus` with the flat rule in the first linear layer that runs.
 
     Args:
-        epsilon: That of `lrp.epsilon`.
-        stabilizer: That of the others.
-        library: `"torch"`, or `"jax"` for `relevance` of a function of JAX.
+        epsilon: The epsilon of `lrp.epsilon`.
+        stabilizer: The stabilizer of the other rules.
+        library: `"torch"`, or `"jax"` for `relevance` of a JAX function.
 
     Returns:
         A map of overrides for the library.
 
     Raises:
-        ArgumentError: a number is not above 0, or the library is another one.
+        ArgumentError: A number is not above 0, or the library is unknown.
         MissingPackageError: The library is not installed.
 
     Source: zennit's `EpsilonPlusFlat`, whose first layer is the first of `named_modules()`.
@@ -184,18 +201,18 @@ def epsilon_gamma_box(
     """Return the composite of z^B in the first convolution, γ in others, ε for dense layers.
 
     Args:
-        low: The least value of the input, as for `lrp.z_box`.
-        high: The greatest.
-        epsilon: That of `lrp.epsilon`.
-        gamma: That of `lrp.gamma`.
-        stabilizer: That of the others.
-        library: `"torch"`, or `"jax"` for `relevance` of a function of JAX.
+        low: The lower bound of the input, as for `lrp.z_box`.
+        high: The upper bound of the input.
+        epsilon: The epsilon of `lrp.epsilon`.
+        gamma: The gamma of `lrp.gamma`.
+        stabilizer: The stabilizer of the other rules.
+        library: `"torch"`, or `"jax"` for `relevance` of a JAX function.
 
     Returns:
         A map of overrides for the library.
 
     Raises:
-        ArgumentError: low is above high, or a number is not above 0, or the library is another one.
+        ArgumentError: `low` is above `high`, a number is not above 0, or the library is unknown.
         MissingPackageError: The library is not installed.
 
     Source: zennit's `EpsilonGammaBox`.
@@ -214,15 +231,15 @@ def epsilon_alpha2_beta1(
     """Return the composite of αβ (2 and 1) for convolutions and ε for dense layers.
 
     Args:
-        epsilon: That of `lrp.epsilon`.
-        stabilizer: That of `lrp.alpha_beta`.
-        library: `"torch"`, or `"jax"` for `relevance` of a function of JAX.
+        epsilon: The epsilon of `lrp.epsilon`.
+        stabilizer: The stabilizer of `lrp.alpha_beta`.
+        library: `"torch"`, or `"jax"` for `relevance` of a JAX function.
 
     Returns:
         A map of overrides for the library.
 
     Raises:
-        ArgumentError: a number is not above 0, or the library is another one.
+        ArgumentError: A number is not above 0, or the library is unknown.
         MissingPackageError: The library is not installed.
 
     Source: zennit's `EpsilonAlpha2Beta1`.
@@ -240,15 +257,15 @@ def epsilon_alpha2_beta1_flat(
     """Return `epsilon_alpha2_beta1` with the flat rule in the first linear layer that runs.
 
     Args:
-        epsilon: That of `lrp.epsilon`.
-        stabilizer: That of the others.
-        library: `"torch"`, or `"jax"` for `relevance` of a function of JAX.
+        epsilon: The epsilon of `lrp.epsilon`.
+        stabilizer: The stabilizer of the other rules.
+        library: `"torch"`, or `"jax"` for `relevance` of a JAX function.
 
     Returns:
         A map of overrides for the library.
 
     Raises:
-        ArgumentError: a number is not above 0, or the library is another one.
+        ArgumentError: A number is not above 0, or the library is unknown.
         MissingPackageError: The library is not installed.
 
     Source: zennit's `EpsilonAlpha2Beta1Flat`.
@@ -265,14 +282,14 @@ def excitation(stabilizer: float = 1e-6, library: str = "torch") -> dict[Any, An
     """Return the composite of z⁺ for all linear layers.
 
     Args:
-        stabilizer: That of `lrp.z_plus`.
-        library: `"torch"`, or `"jax"` for `relevance` of a function of JAX.
+        stabilizer: The stabilizer of `lrp.z_plus`.
+        library: `"torch"`, or `"jax"` for `relevance` of a JAX function.
 
     Returns:
         A map of overrides for the library.
 
     Raises:
-        ArgumentError: stabilizer is not above 0, or the library is another one.
+        ArgumentError: The stabilizer is not above 0, or the library is unknown.
         MissingPackageError: The library is not installed.
 
     Source: Zhang, Lin, Brandt, Shen and Sclaroff, "Top-Down Neural Attention by Excitation
@@ -286,7 +303,7 @@ def excitation(stabilizer: float = 1e-6, library: str = "torch") -> dict[Any, An
 
 
 def guided() -> dict[Any, Any]:
-    """Return the composite of guided backprop. It does not keep relevance.
+    """Return the composite of guided backpropagation. It does not conserve relevance.
 
     Returns:
         A map of overrides for the library.
@@ -304,23 +321,24 @@ def guided() -> dict[Any, Any]:
 
 
 def attn_lrp(library: str = "torch") -> dict[Any, Any]:
-    """Return the composite for transformers: the own gradient of linear layers and of softmax.
+    """Return the composite for transformers that keeps the gradients of linear layers and softmax.
 
-    Products of two values are shared in halves, activations pass relevance on, and the scale of a
-    norm is a constant, in modules that are called norms if it is written out. The gradient of a
-    softmax is the rule that the paper derives for it, by Taylor: it does not keep relevance, as
-    a softmax is not of degree 1 (`cp_lrp` does). An activation that is written out as `x * gate(x)`
-    passes relevance on if its module is called one (`NewGELUActivation`), and is a product
-    elsewhere.
+    Products of two values are shared in halves, activations pass relevance through, and the scale
+    of a norm is a constant. The last rule also holds for a norm that is composed of smaller ops, if
+    its module is named a norm. The gradient of a softmax is the rule that the paper derives for it
+    by a Taylor expansion. This rule does not conserve relevance, because a softmax is not of degree
+    1 (`cp_lrp` conserves it). An activation composed as `x * gate(x)` passes relevance through if
+    its module is named an activation (`NewGELUActivation`); otherwise it counts as a product.
 
     Args:
-        library: `"torch"`, or `"jax"` for `relevance` of a function of JAX.
+        library: `"torch"`, or `"jax"` for `relevance` of a JAX function.
 
     Returns:
-        A map of overrides for the library, for `relevance`, which has parameters require no grad.
+        A map of overrides for the library, for `relevance`, which sets `requires_grad` of
+        parameters to False.
 
     Raises:
-        ArgumentError: the library is another one.
+        ArgumentError: The library is unknown.
         MissingPackageError: The library is not installed.
 
     Source: Achtibat et al. (2024), as for `pass_`; lxt's `attnLRP`.
@@ -333,23 +351,24 @@ def attn_lrp(library: str = "torch") -> dict[Any, Any]:
     return {
         **_others(keys),
         **dict.fromkeys(keys.dense, optional(_own)),
-    }  # ("MatMul" reaches torch's)
+    }  # ("MatMul" matches PyTorch's ops)
 
 
 def cp_lrp(library: str = "torch") -> dict[Any, Any]:
     """Return the composite for transformers in which attention is a constant.
 
-    As `attn_lrp`, but all relevance of an attended value goes to the value, and none to the
-    softmax. It keeps all relevance except for biases.
+    Like `attn_lrp`, except that all relevance of an attended value goes to the value, and none to
+    the softmax. It conserves all relevance except for biases.
 
     Args:
-        library: `"torch"`, or `"jax"` for `relevance` of a function of JAX.
+        library: `"torch"`, or `"jax"` for `relevance` of a JAX function.
 
     Returns:
-        A map of overrides for the library, for `relevance`, which has parameters require no grad.
+        A map of overrides for the library, for `relevance`, which sets `requires_grad` of
+        parameters to False.
 
     Raises:
-        ArgumentError: the library is another one.
+        ArgumentError: The library is unknown.
         MissingPackageError: The library is not installed.
 
     Source: Ali et al. (2022), as for `frozen_norm`; lxt's `cp_LRP`.
@@ -365,18 +384,23 @@ def cp_lrp(library: str = "torch") -> dict[Any, Any]:
 def deep_lift(library: str = "torch") -> dict[Any, Any]:
     """Return the composite of DeepLift's rescale rule, for `relevance(…, reference=)`.
 
-    Activations are rescaled, and max pools share what they rise and fall; linear layers, sums and
-    average pools need no rule. Of other ops (PReLU, products, softmax) it is the gradient, which
-    does not keep relevance.
+    Activations and other elementwise functions of one value are rescaled, also in maxima of two
+    values; max pools share the differences of their outputs. Norms, softmax, products and quotients
+    of two values, powers and gated activations have the average of their gradients from the
+    reference to the input. Linear layers, sums and average pools need no rule. Attention
+    (`F.scaled_dot_product_attention`) counts as its two products and its softmax. In JAX, a norm is
+    the ops that it is composed of. An op without a rule (`torch.where` with a condition that
+    differs, `torch.amin`, a sort, an LSTM) has its own gradient, and `relevance` reports the
+    difference as `missing`.
 
     Args:
-        library: `"torch"`, or `"jax"` for `relevance` of a function of JAX.
+        library: `"torch"`, or `"jax"` for `relevance` of a JAX function.
 
     Returns:
         A map of overrides for the library.
 
     Raises:
-        ArgumentError: the library is another one.
+        ArgumentError: The library is unknown.
         MissingPackageError: The library is not installed.
 
     Source: Shrikumar et al. (2017), as for `rescale`; Captum's `DeepLift`.
@@ -386,5 +410,24 @@ def deep_lift(library: str = "torch") -> dict[Any, Any]:
     'rescale'
     """
     keys = _keys(library)
-    rules = dict.fromkeys((*keys.activations, "Sigmoid"), rescale)
-    return _all_optional({**rules, **dict.fromkeys(keys.pools, rescale_max)})
+    if library == "jax":
+        nn = needed("jax.nn", "jax", API)
+        curves = ("square", "integer_pow")
+        others: dict[Any, Any] = {nn.logsumexp: mean_gradient(), "Mul": mean_gradient(2)}
+    else:
+        torch = needed("torch", "torch", API)
+        F, norm = torch.nn.functional, torch.linalg.vector_norm
+        curves = ("Square", "Reciprocal", "Prelu")
+        mixing = (
+            *keys.norms, F.glu, F.cosine_similarity, torch.logsumexp, norm, torch.norm, torch.var,
+            torch.std, torch.addcmul, torch.addcdiv, torch.lerp,
+        )  # fmt: skip
+        others = dict.fromkeys(mixing, mean_gradient()) | {F.rrelu: rescale_rrelu}
+        del others[F.batch_norm]  # (in evaluation mode it is linear)
+    return _all_optional({
+        **dict.fromkeys((*keys.activations, *CURVES, *curves), rescale),
+        **dict.fromkeys((*keys.pools, "Max"), rescale_max),
+        **dict.fromkeys(("Maximum", "Minimum"), rescale_greater),
+        **dict.fromkeys(MIXING, mean_gradient()), **others,
+        **dict.fromkeys((keys.matmul, keys.mul), mean_gradient(2)),
+    })  # fmt: skip

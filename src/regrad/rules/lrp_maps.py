@@ -1,4 +1,4 @@
-"""Rules of relevance for linear maps: how a value and its weight share the relevance."""
+"""Relevance rules for linear maps: how the relevance is shared among a value's elements."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ API = "regrad.rules.lrp"
 
 
 def _maker(make: Callable[P, Rule]) -> Callable[P, Rule]:
-    """A function that makes rules which can be pickled."""
+    """Return a function that makes rules which can be pickled."""
     return remade(helpful(make.__name__)(make))
 
 
@@ -37,8 +37,8 @@ def _named(rule: Any, name: str) -> Any:
 
 
 def _stable(z: Any, by: float) -> Any:
-    """An array moved away from 0 by so much."""
-    if (number := getattr(z, "new_tensor", None)) is not None:  # (torch's, in two passes)
+    """Return an array moved away from 0 by this amount."""
+    if (number := getattr(z, "new_tensor", None)) is not None:  # (PyTorch's new_tensor; two passes)
         return z + number(by).copysign(z)
     return z - by + (z >= 0) * (z.clip(0, 0) + 2 * by)
 
@@ -66,7 +66,7 @@ def _squares(v: Any) -> Any:
 # -- linear maps -----------------------------------------------------------------------------------
 
 
-# The ops of libraries that are linear in their first input, with the second as its weight.
+# The ops of libraries that are linear in their first input, with the second as the weight.
 LINEAR = frozenset({
     "MatMul", "Mul", "Einsum", "Conv2D", "Conv3D", "DepthwiseConv2dNative",
     "Conv2DBackpropInput", "Conv3DBackpropInputV2", "DepthwiseConv2dNativeBackpropInput",
@@ -75,7 +75,7 @@ LINEAR = frozenset({
     "torch.functional.einsum", "torch.functional.tensordot", "torch.outer", "torch.kron",
     "dot_general", "conv_general_dilated", "mul", "dot", "matmul", "einsum", "tensordot", "outer",
 })  # fmt: skip
-# Those that select from their input.
+# The ops that select elements of their input.
 SELECTING = frozenset({
     "MaxPool", "MaxPool3D", "Max", "reduce_window_max", "reduce_max",
     *[f"torch.nn.functional.{kind}max_pool{n}d" for kind in ("", "adaptive_") for n in (1, 2, 3)],
@@ -86,16 +86,17 @@ def _refuses(fits: bool, name: str, what: str, op: Any) -> None:
     """Raise for an op when a scope opens."""
     if not fits:
         raise RuleError(
-            f"lrp.{name} is for {what}, and the op type {op.type!r} is none. For other ops there "
-            "are lrp.epsilon(), lrp.pass_ for those element by element, and rules.vjp_of(function)."
+            f"lrp.{name} is for {what}, and the op type {op.type!r} is not. For other ops, use "
+            "lrp.epsilon(), lrp.pass_ for elementwise ops, or rules.vjp_of(function)."
         )
 
 
 def _check(fits: bool, name: str, what: str) -> None:
-    """Refuse an op that a rule does not fit, where it runs; the note of the error names the op."""
+    """Raise for an op that a rule does not fit, when it runs; the error's note names the op."""
     if not fits:
         raise RuleError(
-            f"lrp.{name} is for {what}. Put it on such an op, or rules.vjp_of(function) on this one"
+            f"lrp.{name} is for {what}. Put it on an op of this kind, or use "
+            "rules.vjp_of(function) for this one"
         )
 
 
@@ -103,11 +104,12 @@ def _check_linear(name: str, op: Any) -> None:
     inputs = {entry.name for entry in op.inputs}
     of_jax = [sys.modules.get(f"jax.{part}") for part in ("lax", "numpy", "nn")]
     known = any(hasattr(module, n) for module in of_jax for n in (op.type, f"{op.type}_p"))
-    known = known or op.type in OPS or op.type.startswith("torch.")  # (others are of the user)
+    # (other op types are the user's)
+    known = known or op.type in OPS or op.type.startswith("torch.")
     fits = (op.type in LINEAR or not known) and (inputs >= {"x", "w"} or inputs >= {"a", "b"})
     what = (
         "a linear map of a value and its weight (F.linear, a convolution, 'MatMul', torch.addmm; "
-        "'lrp_dense', 'lrp_convolution' in relevance of a function of JAX; of one module "
+        "'lrp_dense', 'lrp_convolution' in relevance of a JAX function; for one module "
         "rg.at(module, F.linear); a function of x and w)"
     )
     _refuses(fits, name, what, op)
@@ -118,22 +120,22 @@ def _check_selecting(op: Any) -> None:
 
 
 class _Share(NamedTuple):
-    """A linear map of a changed input, weight and bias, along which relevance goes."""
+    """A linear map of a changed input, weight and bias, along which relevance is propagated."""
 
     x: Part
     w: Part
-    bias: Part | None = None  # None for no bias
+    bias: Part | None = None  # None without a bias
 
 
 class _Group(NamedTuple):
-    """Maps that share relevance in proportion to what each adds to the sum of them."""
+    """Maps that share relevance in proportion to their contributions to their sum."""
 
     shares: tuple[_Share, ...]
-    factor: Part | None = None  # of the relevance that they share, by the output; None for 1
+    factor: Part | None = None  # factor of their relevance, by the output; None means 1
 
 
 def _along(name: str, groups: tuple[_Group, ...], stabilizer: float) -> Rule:
-    """The rule that sends the relevance of a linear map back along others.
+    """Return the rule that propagates the relevance of a linear map along other linear maps.
 
     This is zennit's `BasicHook`. The weight has no gradient.
     """
@@ -186,17 +188,17 @@ _SIGNS_DIFFER = (_Share(_positive, _negative, _negative), _Share(_negative, _pos
 def epsilon(epsilon: float = 1e-6) -> Rule:
     """Return the ε-rule: an op's own gradient, of `y · dy / (y ± epsilon)`.
 
-    For linear maps (`F.linear`, `Conv2D`, …), and for any op of degree 1, as sums are. It keeps all
-    relevance but the share of the bias and of `epsilon`.
+    For linear maps (`F.linear`, `Conv2D`, …), and for any op of degree 1, for example sums. It
+    conserves all relevance except for the shares of the bias and of `epsilon`.
 
     Args:
-        epsilon: How far the output is moved away from 0, above 0. A large value drops small shares.
+        epsilon: Added to the magnitude of the output; above 0. A large value drops small shares.
 
     Returns:
         A rule `(dy, y, builtin)` for a map of overrides.
 
     Raises:
-        ArgumentError: epsilon is not above 0.
+        ArgumentError: `epsilon` is not above 0.
 
     Source: Bach, Binder, Montavon, Klauschen, Müller and Samek, "On Pixel-Wise Explanations for
     Non-Linear Classifier Decisions by Layer-Wise Relevance Propagation" (2015); zennit's `Epsilon`
@@ -212,7 +214,7 @@ def epsilon(epsilon: float = 1e-6) -> Rule:
         raise ArgumentError(f"epsilon: expected a number above 0, got {brief(epsilon)}")
 
     def rule(dy: Any, y: Any, builtin: Any, bias: Any = None) -> Any:
-        _check(not isinstance(y, list | tuple), "epsilon", "an op of one result")
+        _check(not isinstance(y, list | tuple), "epsilon", "an op with one result")
         return builtin(nonzero(y) * dy / _stable(y, epsilon))
 
     rule.along = _along("epsilon", (_Group((_Share(_same, _same, _same),)),), epsilon)  # pyright: ignore
@@ -221,20 +223,20 @@ def epsilon(epsilon: float = 1e-6) -> Rule:
 
 @_maker
 def gamma(gamma: float = 0.25, stabilizer: float = 1e-6) -> Rule:
-    """Return the γ-rule: contributions of the output's sign count `1 + gamma` times.
+    """Return the γ-rule: contributions with the sign of the output count `1 + gamma` times.
 
-    For linear maps; of a product `a @ b`, b is the weight. It keeps all relevance except for the
-    bias.
+    For linear maps; in a product `a @ b`, b is the weight. It conserves all relevance except for
+    the bias.
 
     Args:
-        gamma: By how much.
-        stabilizer: How far divisors are moved away from 0.
+        gamma: The additional weight of these contributions.
+        stabilizer: Added to denominators to avoid division by zero.
 
     Returns:
         A rule for a map of overrides.
 
     Raises:
-        ArgumentError: stabilizer is not above 0, or gamma is below 0.
+        ArgumentError: `stabilizer` is not above 0, or `gamma` is below 0.
 
     Source: Montavon, Binder, Lapuschkin, Samek and Müller, "Layer-Wise Relevance Propagation: An
     Overview" (2019); Andéol et al., "Learning Domain Invariant Representations by Joint Wasserstein
@@ -260,19 +262,19 @@ def gamma(gamma: float = 0.25, stabilizer: float = 1e-6) -> Rule:
 
 @_maker
 def z_plus(stabilizer: float = 1e-6) -> Rule:
-    """Return the z⁺-rule: relevance follows what adds to the output.
+    """Return the z⁺-rule: relevance is shared among positive contributions.
 
-    For linear maps; of a product `a @ b`, b is the weight. It keeps all relevance except for the
-    bias, and none is left where nothing adds.
+    For linear maps; in a product `a @ b`, b is the weight. It conserves all relevance except for
+    the bias. Outputs without positive contributions lose their relevance.
 
     Args:
-        stabilizer: How far divisors are moved away from 0.
+        stabilizer: Added to denominators to avoid division by zero.
 
     Returns:
         A rule for a map of overrides.
 
     Raises:
-        ArgumentError: stabilizer is not above 0.
+        ArgumentError: `stabilizer` is not above 0.
 
     Source: Montavon, Lapuschkin, Binder, Samek and Müller, "Explaining NonLinear Classification
     Decisions with Deep Taylor Decomposition" (2017); zennit's `ZPlus`, Captum's
@@ -289,21 +291,21 @@ def z_plus(stabilizer: float = 1e-6) -> Rule:
 
 @_maker
 def alpha_beta(alpha: float = 2.0, beta: float = 1.0, stabilizer: float = 1e-6) -> Rule:
-    """Return the αβ-rule: `alpha` times what adds to the output, less `beta` times what takes.
+    """Return the αβ-rule: `alpha` times positive, minus `beta` times negative contributions.
 
-    For linear maps; of a product `a @ b`, b is the weight. It keeps all relevance except for the
-    bias, where something adds and something takes.
+    For linear maps; in a product `a @ b`, b is the weight. It conserves all relevance except for
+    the bias, if there are both positive and negative contributions.
 
     Args:
         alpha: The factor of positive contributions.
         beta: The factor of negative contributions, `alpha - 1`.
-        stabilizer: How far divisors are moved away from 0.
+        stabilizer: Added to denominators to avoid division by zero.
 
     Returns:
         A rule for a map of overrides.
 
     Raises:
-        ArgumentError: `alpha - beta` is not 1, one is below 0, or stabilizer is not above 0.
+        ArgumentError: `alpha - beta` is not 1, one is below 0, or `stabilizer` is not above 0.
 
     Source: Bach et al. (2015), as for `epsilon`; zennit's `AlphaBeta`.
 
@@ -315,7 +317,7 @@ def alpha_beta(alpha: float = 2.0, beta: float = 1.0, stabilizer: float = 1e-6) 
     """
     if alpha < 0 or beta < 0 or alpha - beta != 1:
         raise ArgumentError(
-            f"alpha_beta: expected alpha - beta = 1, both of 0 or more, got {alpha} and {beta}"
+            f"alpha_beta: expected alpha - beta = 1, both 0 or more, got {alpha} and {beta}"
         )
     groups = _Group(_SIGNS_AGREE, lambda y: alpha), _Group(_SIGNS_DIFFER, lambda y: -beta)
     return _along("alpha_beta", groups if beta else groups[:1], stabilizer)
@@ -325,20 +327,21 @@ def alpha_beta(alpha: float = 2.0, beta: float = 1.0, stabilizer: float = 1e-6) 
 def z_box(low: Any, high: Any, stabilizer: float = 1e-6) -> Rule:
     """Return the z^B-rule: relevance by the distance from the bounds of the input.
 
-    For the linear map that gets the input, such as pixels. It keeps all relevance except for the
-    bias.
+    For the linear map that takes the input, for example pixels. It conserves all relevance except
+    for the bias.
 
     Args:
-        low: The least value of the input: a number, or an array that broadcasts to it, as of one
-            for each channel.
-        high: The greatest.
-        stabilizer: How far divisors are moved away from 0.
+        low: The lower bound of the input: a number, or an array that broadcasts to the input, for
+            example with one entry per channel.
+        high: The upper bound of the input.
+        stabilizer: Added to denominators to avoid division by zero.
 
     Returns:
         A rule for a map of overrides.
 
     Raises:
-        ArgumentError: a bound is not what broadcasts, low is above high, or stabilizer not above 0.
+        ArgumentError: A bound does not broadcast, `low` is above `high`, or `stabilizer` is not
+            above 0.
 
     Source: Montavon et al. (2017), as for `z_plus`; zennit's `ZBox`.
 
@@ -357,19 +360,19 @@ def z_box(low: Any, high: Any, stabilizer: float = 1e-6) -> Rule:
 
 @_maker
 def w_square(stabilizer: float = 1e-6) -> Rule:
-    """Return the w²-rule: relevance by the squares of the weights, whatever the input.
+    """Return the w²-rule: relevance by the squares of the weights, for any input.
 
-    For the linear map that gets an input without bounds. It keeps all relevance except for the
+    For the linear map that takes an input without bounds. It conserves all relevance except for the
     bias.
 
     Args:
-        stabilizer: How far divisors are moved away from 0.
+        stabilizer: Added to denominators to avoid division by zero.
 
     Returns:
         A rule for a map of overrides.
 
     Raises:
-        ArgumentError: stabilizer is not above 0.
+        ArgumentError: `stabilizer` is not above 0.
 
     Source: Montavon et al. (2017), as for `z_plus`; zennit's `WSquare`.
 
@@ -386,16 +389,16 @@ def w_square(stabilizer: float = 1e-6) -> Rule:
 def flat(stabilizer: float = 1e-6) -> Rule:
     """Return the flat rule: equal relevance for all inputs of an output.
 
-    For the linear map that gets the input. It keeps all relevance, of the bias too.
+    For the linear map that takes the input. It conserves all relevance, including the bias's.
 
     Args:
-        stabilizer: How far divisors are moved away from 0.
+        stabilizer: Added to denominators to avoid division by zero.
 
     Returns:
         A rule for a map of overrides.
 
     Raises:
-        ArgumentError: stabilizer is not above 0.
+        ArgumentError: `stabilizer` is not above 0.
 
     Source: Lapuschkin et al., "Unmasking Clever Hans Predictors and Assessing What Machines Really
     Learn" (2019); zennit's `Flat`.

@@ -1,4 +1,4 @@
-"""Rules of relevance for all but linear maps: elementwise ops, products, norms, pools, DeepLift."""
+"""Relevance rules for nonlinear ops: elementwise ops, products, norms, pools, DeepLift."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ from regrad.rules.lrp_maps import (
 
 
 def _is_like(x: Any, y: Any) -> bool:
-    """Return whether an output may be a function of an input, element by element."""
+    """Return whether an output may be an elementwise function of an input."""
     shapes: list[Any] = [getattr(v, "shape", None) for v in (x, y)]
     if not all(isinstance(shape, tuple) for shape in shapes):
-        return None not in shapes  # (a shape of a graph, of which nothing is known)
+        return None not in shapes  # (unknown shape of a graph's tensor)
     sizes = zip_longest(*map(reversed, shapes), fillvalue=1)
     return len(shapes[0]) <= len(shapes[1]) and not any(
         differ(n, 1) and differ(n, m) for n, m in sizes
@@ -40,23 +40,23 @@ def _is_like(x: Any, y: Any) -> bool:
 
 
 def pass_(dy: Any, y: Any, needs: Any, x: Any = None, a: Any = None) -> Any:
-    """Return the gradient by which an input has the relevance of its output.
+    """Return the gradient by which an input gets the relevance of its output.
 
-    For ops element by element (activations), and norms with a scale and shift. It
-    keeps all relevance. Of an op of several inputs the first has all.
+    For elementwise ops (activations), and norms with a scale and shift. It conserves all relevance.
+    In an op with several inputs, the first input gets all of it.
 
     Args:
-        dy: The gradient that arrives.
+        dy: The incoming gradient.
         y: The output of the op.
-        needs: Which gradients are wanted, of which there is one for each input.
+        needs: Which gradients the caller needs: one entry per input.
         x: The input.
-        a: The input, of an op of two.
+        a: The first input, in an op with two inputs.
 
     Returns:
-        The gradient by the input, and None for others.
+        The gradient by the input, and None for other inputs.
 
     Raises:
-        RuleError: (where it runs) the output has not the shape of the first input, x or a.
+        RuleError: (when the op runs) The output does not have the shape of the first input, x or a.
 
     Source: zennit's `Pass`; the identity rule of Achtibat et al., "AttnLRP: Attention-Aware
     Layer-Wise Relevance Propagation for Transformers" (2024), lxt's `identity_rule_implicit`.
@@ -74,21 +74,21 @@ def pass_(dy: Any, y: Any, needs: Any, x: Any = None, a: Any = None) -> Any:
 
 
 def uniform(dy: Any, builtin: Any) -> Any:
-    """Return an op's own gradients, divided by the number of inputs that have one.
+    """Return an op's own gradients, divided by the number of inputs with a gradient.
 
-    For products of two values (`MatMul` and `Mul` of attention and of gates). It keeps all
-    relevance. In PyTorch a factor that does not require grad has none, and the other one all;
-    `relevance` has parameters require none.
+    For products of two values (`MatMul` and `Mul` of attention and of gates). It conserves all
+    relevance. In PyTorch, a factor that does not require grad gets none, and the other factor gets
+    all of it; `relevance` sets `requires_grad` of parameters to False.
 
     Args:
-        dy: The gradient that arrives.
+        dy: The incoming gradient.
         builtin: The op's own gradient.
 
     Returns:
         The gradients by the inputs.
 
     Raises:
-        Nothing. It fits every op.
+        Nothing. The rule fits every op.
 
     Source: Achtibat et al. (2024), as for `pass_`; lxt's `divide_gradient`.
 
@@ -99,7 +99,7 @@ def uniform(dy: Any, builtin: Any) -> Any:
     """
     dxs = builtin(dy)
     found = [dx for dx in dxs if dx is not None] if isinstance(dxs, Gradients) else []
-    if not found:  # (of one input, or of none that has a gradient)
+    if not found:  # (one input, or no input with a gradient)
         return dxs
     count: Any = sum(1 * (abs(dx).max() > 0) for dx in found)
     return dxs / count.clip(1, len(dxs))
@@ -109,28 +109,28 @@ def frozen_norm(
     dy: Any, x: Any, y: Any, builtin: Any, weight: Any = None, bias: Any = ABSENT,
     normalized_shape: Any = None, eps: Any = None,
 ) -> Any:  # fmt: skip
-    """Return the gradient of a layer norm or RMS norm whose scale is taken for a constant.
+    """Return the gradient of a layer norm or RMS norm whose scale is treated as a constant.
 
     For `F.layer_norm`, `F.rms_norm`, and `rg.at(norm)` in PyTorch: the whole call of a module that
-    computes `weight * (x - mean) * scale + bias`, with the mean of x or without, over the axes of
-    its `weight` (without one, over the last). It keeps all relevance except for the bias. (Of an
-    RMS norm it is `pass_`.)
+    computes `weight * (x - mean) * scale + bias`, with or without the mean of x, over the axes of
+    its `weight` (without a weight, over the last axis). It conserves all relevance except for the
+    bias. (For an RMS norm it is the same as `pass_`.)
 
     Args:
-        dy: The gradient that arrives.
+        dy: The incoming gradient.
         x: The input.
         y: The output.
-        builtin: The norm's own gradient, which the parameters of a module get.
+        builtin: The norm's own gradient, which the parameters of a module receive.
         weight: The weight, or None.
         bias: The bias, or None.
-        normalized_shape: The shape of the axes that it goes over, which are the last.
-        eps: The summand of the variance.
+        normalized_shape: The shape of the normalized axes, which are the last axes.
+        eps: The number that is added to the variance.
 
     Returns:
         The gradient by the input, and None for the weight and the bias of a function.
 
     Raises:
-        RuleError: (where it runs) the output is not the output of such a norm.
+        RuleError: (when the op runs) The output does not match this kind of norm.
 
     Source: Ali et al., "XAI for Transformers: Better Explanations through Conservative
     Propagation" (2022); lxt's `layer_norm_forward`.
@@ -152,7 +152,7 @@ def frozen_norm(
     if eps is not None and normalized_shape is not None:
         mean = means[bias is ABSENT]
         scale = (((x - mean) ** 2).mean(axes, keepdims=True) + eps) ** -0.5
-    else:  # what fits the output best
+    else:  # choose the formula that fits the output best
         _check(not is_traced(x), "frozen_norm", "F.layer_norm, F.rms_norm and modules of PyTorch")
         fits = []
         for mean in means:
@@ -175,7 +175,7 @@ def frozen_norm(
 
 
 def _check_batch(name: str, x: Any) -> int:
-    """Return the half of a batch, of which the other half are references."""
+    """Return half the size of a batch whose second half are references."""
     shape = getattr(x, "shape", ())
     fits = len(shape) > 0 and len(x) % 2 == 0
     _check(fits, name, "a batch of inputs and their references, as relevance(…, reference=) makes")
@@ -183,22 +183,23 @@ def _check_batch(name: str, x: Any) -> int:
 
 
 def rescale(dy: Any, x: Any, y: Any, builtin: Any) -> Any:
-    """Return the slope between an input and its reference, times the gradient that arrives.
+    """Return the slope between an input and its reference, times the incoming gradient.
 
     For activations, in a batch whose second half are the references (`relevance(…, reference=)`
-    makes it). The differences from the reference are kept.
+    makes this batch). It conserves the differences from the reference. Other inputs, such as the
+    slope of a PReLU, count as constants.
 
     Args:
-        dy: The gradient that arrives.
+        dy: The incoming gradient.
         x: The input of the op.
         y: The output.
-        builtin: The op's own gradient, taken where input and reference are the same.
+        builtin: The op's own gradient, used where input and reference are equal.
 
     Returns:
-        The gradient by x.
+        The gradient by x, and None for other inputs.
 
     Raises:
-        RuleError: (where it runs) the op is of another kind, or the batch of odd size.
+        RuleError: (when the op runs) The op is of another kind, or the batch size is odd.
 
     Source: Shrikumar, Greenside and Kundaje, "Learning Important Features Through Propagating
     Activation Differences" (2017); Captum's `DeepLift`.
@@ -208,7 +209,7 @@ def rescale(dy: Any, x: Any, y: Any, builtin: Any) -> Any:
     ...     print(rg.grad(rg.nn.relu)(rg.tensor([3.0, -1.0])).tolist())
     [0.75, 0.75]
     """
-    one = "an op element by element, of one input"
+    one = "an elementwise op with one input that depends on the batch"
     _check(_is_like(x, y) and _is_like(y, x), "rescale", one)
     _check_batch("rescale", x)
     pairs = (2, len(x) // 2, *x.shape[1:])
@@ -216,21 +217,92 @@ def rescale(dy: Any, x: Any, y: Any, builtin: Any) -> Any:
     run, rise = x[0] - x[1], y[0] - y[1]
     still = abs(run) < 1e-10
     slope = rise / (run + still * _ones(run))
-    own = builtin(dy)
-    _check(not isinstance(own, Gradients), "rescale", one)
+    own, *others = dxs if isinstance(dxs := builtin(dy), Gradients) else (dxs,)
+    _check(own is not None, "rescale", one)
     dx = dy.reshape(pairs) * slope * (abs(run) >= 1e-10) + own.reshape(pairs) * still
-    return dx.reshape(dy.shape)
+    return [dx.reshape(dy.shape), *[None] * len(others)] if others else dx.reshape(dy.shape)
+
+
+def rescale_rrelu(dy: Any, x: Any, y: Any, lower: Any, upper: Any) -> Any:
+    """Return the gradient of `rescale` for `F.rrelu` in evaluation mode, a leaky ReLU.
+
+    Args:
+        dy: The incoming gradient.
+        x: The input of the op.
+        y: The output.
+        lower: The lower bound of the slope.
+        upper: The upper bound of the slope.
+
+    Returns:
+        The gradient by x.
+
+    Raises:
+        RuleError: (when the op runs) The batch size is odd.
+
+    Source: Shrikumar et al. (2017), as for `rescale`.
+
+    >>> import torch, regrad.torch
+    >>> from regrad.rules import lrp
+    >>> x = torch.tensor([3.0, -1.0], requires_grad=True)
+    >>> with regrad.torch.gradient_override_map({torch.nn.functional.rrelu: lrp.rescale_rrelu}):
+    ...     y = torch.nn.functional.rrelu(x, 0.1, 0.3)
+    >>> torch.autograd.grad(y.sum(), x)[0].tolist()
+    [0.800000011920929, 0.800000011920929]
+    """
+    slope = (x > 0) * _ones(x) + (x <= 0) * ((lower + upper) / 2)
+    return rescale(dy, x, y, lambda dy: dy * slope)
+
+
+def rescale_greater(dy: Any, a: Any, b: Any, y: Any, builtin: Any) -> Any:
+    """Return the gradient of the greater, or the lesser, of two values between two points.
+
+    For `Maximum` and `Minimum`: `maximum(a, b)` is `b + relu(a - b)`, and the ReLU has the gradient
+    of `rescale`. Batches are as in `rescale`, and the differences from the reference are conserved.
+
+    Args:
+        dy: The incoming gradient.
+        a: The first input.
+        b: The second input.
+        y: The output.
+        builtin: The op's own gradient, used where both differences from b are equal.
+
+    Returns:
+        The gradients by a and b.
+
+    Raises:
+        RuleError: (when the op runs) The batch size is odd.
+
+    Source: Shrikumar et al. (2017), as for `rescale`; it is the average of the op's own gradient on
+    the line from the reference to the input.
+
+    >>> import regrad as rg
+    >>> with rg.gradient_override_map({"Maximum": rg.rules.lrp.rescale_greater}):
+    ...     da, db = rg.grads(rg.maximum)([rg.tensor([3.0, 0.0]), rg.tensor([1.0, 2.0])])
+    >>> da.tolist(), db.tolist()
+    ([0.5, 0.5], [0.5, 0.5])
+    """
+    half = _check_batch("rescale_greater", y)
+    pairs = (2, half, *y.shape[1:])
+    gap, rest = (y * 0 + a - b).reshape(pairs), (y - b).reshape(pairs)
+    run, rise = gap[0] - gap[1], rest[0] - rest[1]
+    still = abs(run) < 1e-10
+    slope = (_ones(gap) * (rise / (run + still * _ones(run)))).reshape(y.shape)
+    fixed = (_ones(gap) * still).reshape(y.shape)
+    shares = zip(builtin(dy), (slope, 1 - slope), strict=True)
+    return [
+        None if own is None else own * fixed + dy * share * (1 - fixed) for own, share in shares
+    ]
 
 
 def rescale_max(dy: Any, x: Any, y: Any, builtin: Any) -> Any:
     """Return the gradient of a max pool that shares the difference of two outputs.
 
-    If an output is above the output of the reference, the difference goes to the greatest input;
-    otherwise it goes to the greatest input of the reference. It is divided by the difference of
-    that input. Batches are as for `rescale`, and the differences from the reference are kept.
+    If an output is above the output of the reference, the difference goes to the largest input;
+    otherwise it goes to the largest input of the reference. It is divided by the difference of that
+    input. Batches are as in `rescale`, and the differences from the reference are conserved.
 
     Args:
-        dy: The gradient that arrives.
+        dy: The incoming gradient.
         x: The input of the pool.
         y: The output.
         builtin: The op's own gradient.
@@ -239,7 +311,7 @@ def rescale_max(dy: Any, x: Any, y: Any, builtin: Any) -> Any:
         The gradient by x.
 
     Raises:
-        RuleError: (where it runs) the op is of another kind, or the batch of odd size.
+        RuleError: (when the op runs) The op is of another kind, or the batch size is odd.
 
     Source: Lundberg and Lee, "A Unified Approach to Interpreting Model Predictions" (2017), in the
     code of DeepSHAP; Captum's `DeepLift`.
@@ -254,12 +326,12 @@ def rescale_max(dy: Any, x: Any, y: Any, builtin: Any) -> Any:
     (1.0, 1.0)
     """
     half = _check_batch("rescale_max", x)
-    selects = getattr(y, "shape", ())[:1] == x.shape[:1] and y.ndim == x.ndim
-    _check(selects, "rescale_max", "an op that selects in each example, of one input")
+    selects = getattr(y, "shape", ())[:1] == x.shape[:1]
+    _check(selects, "rescale_max", "an op with one input that selects in each example")
     (xs, ys, dys) = (v.reshape((2, half, *v.shape[1:])) for v in (x, y, dy))
     run, rise = xs[0] - xs[1], ys[0] - ys[1]
     still = abs(rise) < 1e-10
-    greatest = 2 * ys - ys[0] - ys[1] > 0  # of the input, or of the reference
+    greatest = 2 * ys - ys[0] - ys[1] > 0  # largest in the input, or in the reference
     routed = builtin((dys[0] * rise * greatest * (abs(rise) >= 1e-10)).reshape(dy.shape))
     routed = routed.reshape(xs.shape)
     near = abs(run) < 1e-10
@@ -274,27 +346,27 @@ rescale_max.refuses = _check_selecting  # pyright: ignore
 def reveal_cancel(
     dy: Any, x: Any, w: Any, y: Any, forward: Any, vjp_: Any, bias: Any = ABSENT
 ) -> Any:
-    """Return the gradient of DeepLift's reveal-cancel rule, of a linear map and the ReLU behind it.
+    """Return DeepLift's reveal-cancel gradient, for a linear map followed by a ReLU.
 
     Positive and negative parts of the difference from the reference have separate slopes. The rule
-    is for a linear map with a ReLU behind it. Give that ReLU `rules.straight_through`, by place:
-    `{**deep_lift(), rg.at("head.0", F.linear): reveal_cancel, rg.at("head.1", "Relu"):
-    straight_through}`. The differences from the reference are kept.
+    is for a linear map followed by a ReLU. Give that ReLU the rule `rules.straight_through`, by
+    place: `{**deep_lift(), rg.at("head.0", F.linear): reveal_cancel, rg.at("head.1", "Relu"):
+    straight_through}`. The rule conserves the differences from the reference.
 
     Args:
-        dy: The gradient that arrives.
-        x: The input, of which the second half of the batch are the references.
+        dy: The incoming gradient.
+        x: The input; the second half of the batch are the references.
         w: The weight.
         y: The output.
         forward: The op itself.
-        vjp_: The function that differentiates another.
+        vjp_: The function that differentiates another function.
         bias: The bias, or None.
 
     Returns:
-        The gradient by x, and None for others.
+        The gradient by x, and None for other inputs.
 
     Raises:
-        RuleError: (when the scope opens) for an op without these inputs.
+        RuleError: (when the scope opens) The op does not have these inputs.
 
     Source: Shrikumar et al. (2017), as for `rescale`, section 3.5.3.
 
@@ -341,10 +413,10 @@ def beta_smooth(beta: float = 10.0) -> Rule:
         beta: The steepness.
 
     Returns:
-        A rule `(dy, x)` for a map of overrides. It does not keep relevance.
+        A rule `(dy, x)` for a map of overrides. It does not conserve relevance.
 
     Raises:
-        ArgumentError: beta is not above 0.
+        ArgumentError: `beta` is not above 0.
 
     Source: Dombrowski et al., "Explanations Can Be Manipulated and Geometry Is to Blame" (2019);
     zennit's `ReLUBetaSmooth`.
@@ -358,7 +430,7 @@ def beta_smooth(beta: float = 10.0) -> Rule:
         raise ArgumentError(f"beta_smooth: expected a beta above 0, got {brief(beta)}")
 
     def rule(dy: Any, x: Any) -> Any:
-        _check(_is_like(x, dy), "beta_smooth", "an op element by element, of one input")
+        _check(_is_like(x, dy), "beta_smooth", "an elementwise op with one input")
         e = 2.718281828459045 ** (-abs(beta * x))
         return dy * ((x >= 0) * _ones(x) + (x < 0) * e) / (1 + e)
 

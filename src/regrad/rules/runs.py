@@ -1,6 +1,6 @@
 """Runs that share an output of a model among its inputs, for all libraries.
 
-`regrad.torch.relevance` and `regrad.jax.relevance` differentiate models. This file runs a model,
+`regrad.torch.relevance` and `regrad.jax.relevance` differentiate models. This module runs a model,
 compares runs and sums relevance.
 """
 
@@ -25,17 +25,17 @@ FIELDS = "__dataclass_fields__"
 
 
 class RelevanceRun:
-    """A run of a model, of which inputs share an output.
+    """A run of a model whose inputs share an output.
 
     Args:
         model: The model.
-        inputs: Its arguments, as they came from the user.
+        inputs: The model's arguments, as the user passed them.
         target: The output to explain.
         reference: Inputs that run in the same batch, for comparison, or None.
         batch_axis: The axis of the examples in the inputs.
     """
 
-    array = "an array"  # the library's word for its arrays, in messages
+    array = "an array"  # the library's name for its arrays, in messages
 
     def __init__(
         self, model: Any, inputs: Any, target: Any, reference: Any = None, batch_axis: int = 0
@@ -50,7 +50,7 @@ class RelevanceRun:
             self._refer(_by_name(reference))
 
     def is_float(self, x: Any) -> bool:
-        """Return whether relevance comes to a value."""
+        """Return whether a value gets relevance."""
         raise NotImplementedError
 
     def call(self, *args: Any, **named: Any) -> Any:
@@ -59,7 +59,7 @@ class RelevanceRun:
 
     @property
     def floats(self) -> dict[Any, Any]:
-        """The inputs that relevance comes to, by name."""
+        """Return the inputs that get relevance, by name."""
         return {name: x for name, x in self.values.items() if self.is_float(x)}
 
     def _refer(self, others: dict[Any, Any]) -> None:
@@ -75,8 +75,8 @@ class RelevanceRun:
         )
         if not xs or not fit:
             raise ArgumentError(
-                "relevance: a reference is for inputs of floats, and there is one for each, of its "
-                f"shape or of one example; got {[kind(x) for x in others.values()]} for "
+                "relevance: a reference is for float inputs, with one reference for each, of the "
+                f"same shape or of one example; got {[kind(x) for x in others.values()]} for "
                 f"{[kind(x) for x in self.values.values()]}"
             )
         for name, x in xs.items():
@@ -96,14 +96,14 @@ class RelevanceRun:
         return value, value - other
 
     def apart(self) -> list[Any]:
-        """Return the target of the inputs by themselves, and of the references by themselves."""
+        """Return the target for the inputs alone, and for the references alone."""
         parts = _halves(self.half) if self.half else []
         values = [tree_map(part, self.values) for part in parts]
         runs = [type(self)(self.model, each, self.target) for each in values]
         return [run.explained(run.values)[0] for run in runs]
 
     def chosen(self, y: Any) -> Any:
-        """Return the outputs that are explained."""
+        """Return the outputs to explain."""
         target = self.target
         if callable(target):
             return target(y)
@@ -111,22 +111,22 @@ class RelevanceRun:
             found, example = _in_parts(y)
             raise ArgumentError(
                 f"relevance: the target {target!r:.40} is a class, so the model should return "
-                f"{self.array} of (examples, classes), got {kind(y)}{found}. Give a function of "
+                f"{self.array} of (examples, classes), got {kind(y)}{found}. Pass a function of "
                 f"the output as target{example}"
             )
         known = backend_of(target).to_numpy(target) if is_array(target) else target
         places, count = np.asarray(known), y.shape[1]
         if places.dtype.kind not in "iu":
             raise ArgumentError(
-                f"relevance: target expected an int, {self.array} of ints or a function, got "
-                f"{kind(target)}"
+                f"relevance: expected target to be an int, {self.array} of ints or a function, "
+                f"got {kind(target)}"
             )
         if ((places < -count) | (places >= count)).any():
             raise ArgumentError(f"relevance: there are {count} classes, got the target {target}")
         return y[np.arange(len(y)), places]
 
     def as_given(self, found: Iterable[tuple[Any, Any]]) -> Any:
-        """Return shares in the form of the inputs; of an input in several places, the sum."""
+        """Return shares in the form of the inputs; an input in several places gets the sum."""
         shares: dict[Any, Any] = dict.fromkeys(self.values)
         for name, share in found:
             if name not in shares:  # (a share of a module's output)
@@ -140,7 +140,7 @@ class RelevanceRun:
         self, total: Any, found: Sequence[tuple[Any, Any]], layers: dict[str, Any],
         rows: Sequence[Loss] | None, used: Any,
     ) -> Relevance:  # fmt: skip
-        """Return the answer: of inputs by name, of layers, and of the ops, if they are known."""
+        """Return the result: shares of the inputs by name, of layers, and of ops if recorded."""
         total, missing = balance(total, [share for _, share in found], self.batch_axis)
         losses = () if rows is None else _most_first(rows, float(missing.sum()))
         return Relevance(self.as_given(found), layers, total, missing, losses, used)
@@ -168,7 +168,7 @@ def _in_parts(y: Any) -> tuple[str, str]:
 
 
 def _halves(half: Any) -> list[Callable[[Any], Any]]:
-    """Return two functions of an array of the batch: the part of the inputs, of the references."""
+    """Return two functions of a batched array: they return the part of inputs and of references."""
 
     def cut(part: slice, x: Any) -> Any:
         if is_dataclass(x):  # (as the outputs of transformers)
@@ -182,34 +182,34 @@ def _halves(half: Any) -> list[Callable[[Any], Any]]:
 
 
 def check_halves(total: Any, apart: Sequence[Any]) -> None:
-    """Refuse a model for which inputs and references in one batch are not what they are apart."""
+    """Raise if inputs and references in one batch have other results than in separate runs."""
     alone, scale = apart[0] - apart[1], max(abs(x).max() for x in apart)
     eps = float(backend_of(total).xp.finfo(total.dtype).eps)
     if alone.shape != total.shape or (abs(alone - total) > eps**0.5 * scale).any():
         raise ArgumentError(
-            "relevance: inputs and references run in one batch. There the target differs by "
-            f"{total.tolist()!s:.50}, and by {alone.tolist()!s:.50} where they run apart. With "
-            "reference=, the batch must be the first axis of each input and of what the target "
-            "reads, and no example may depend on another one. Move the batch to the first axis; "
-            "call model.eval() if the model is in training mode"
+            "relevance: inputs and references run in one batch. In that batch the target differs "
+            f"by {total.tolist()!s:.50}, and in separate runs by {alone.tolist()!s:.50}. With "
+            "reference=, the batch must be the first axis of each input and of the outputs that "
+            "the target reads, and examples must not depend on each other. Move the batch to the "
+            "first axis; call model.eval() if the model is in training mode"
         )
 
 
 def share(x: Any, dx: Any) -> Any:
-    """Return a value times a gradient: of a mask's infinities, whose gradient is 0, nothing."""
+    """Return a value times a gradient; an infinity in a mask, with a gradient of 0, counts as 0."""
     xp = backend_of(x).xp
     return xp.zeros_like(x) if dx is None else xp.where(dx == 0, dx, x * dx)
 
 
 def relevance_of(x: Any, dx: Any, half: int | None = None) -> Any:
-    """Return the relevance of a value; with a `half`, of differences from the second half of it."""
+    """Return the relevance of a value; with `half`, of differences from the second half of it."""
     if half is None:
         return share(nonzero(x), dx)
     return share(nonzero(x[:half] - x[half:]), None if dx is None else dx[:half])
 
 
 def balance(total: Any, shares: Sequence[Any], axis: int = 0) -> tuple[Any, Any]:
-    """Return the relevance to share, for each example where it can be, and the rest.
+    """Return the relevance to share, per example where possible, and the remainder.
 
     Args:
         total: The explained output.
@@ -260,15 +260,15 @@ def for_each(explain: Callable[[Any, Any], Any], target: Any, reference: Any) ->
 
 
 def loss_of(path: str, op: str, line: str, *ends: Iterable[tuple[Any, Any]]) -> Loss:
-    """Return the loss of an op, by the values and gradients of its outputs, and of its inputs."""
+    """Return the loss of an op, from the values and gradients of its outputs and of its inputs."""
     sums = [sum(float(relevance_of(x, dx).sum()) for x, dx in pairs) for pairs in ends]
     return Loss(path, op, line, *sums)
 
 
 def _most_first(rows: Sequence[Loss], missing: float) -> tuple[Loss, ...]:
-    """Return ops by how much they lost, and with them what is missing and none of them lost."""
+    """Return ops sorted by loss, and the missing relevance that no recorded op lost."""
     rest = missing - sum(row.lost for row in rows)
-    every = [*rows, Loss("", "what is not seen (in place)", "", rest, 0.0)]
+    every = [*rows, Loss("", "unobserved (in place)", "", rest, 0.0)]
     return tuple(sorted(every, key=lambda row: -abs(row.lost)))
 
 

@@ -1,4 +1,4 @@
-"""Rules of ReLU that make pictures of what a network looks at."""
+"""Rules of ReLU for saliency maps: pictures of the input features that a network uses."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from regrad.ops.binary import maximum, where
 
 
 def guided_relu(dy: Tensor, x: Tensor) -> Tensor:
-    """Return ReLU's gradient, of positive gradients only: for `{"Relu": guided_relu}`.
+    """Return ReLU's gradient for positive gradients only: for `{"Relu": guided_relu}`.
 
     Args:
-        dy: The gradient that arrives.
+        dy: The incoming gradient.
         x: The input of the op.
 
     Returns:
@@ -30,10 +30,10 @@ def guided_relu(dy: Tensor, x: Tensor) -> Tensor:
 
 
 def deconvnet_relu(dy: Tensor) -> Tensor:
-    """Return positive gradients, whatever the input was: for `{"Relu": deconvnet_relu}`.
+    """Return positive gradients for any input: for `{"Relu": deconvnet_relu}`.
 
     Args:
-        dy: The gradient that arrives.
+        dy: The incoming gradient.
 
     Returns:
         The gradient by x, a Tensor of its shape and dtype.

@@ -32,7 +32,13 @@ BOOL, INDEX = np.dtype(bool), np.dtype(np.intp)
 
 
 class Spec(NamedTuple):
-    """The shape and the dtype of a tensor."""
+    """The shape and the dtype of a tensor.
+
+    >>> import regrad as rg
+    >>> from regrad.extend import Spec
+    >>> Spec((2, 3), rg.float32).shape
+    (2, 3)
+    """
 
     shape: Shape
     dtype: np.dtype

@@ -1,4 +1,4 @@
-"""Gradients of other people's PyTorch models, overridden; custom gradients for torch tensors.
+"""Override gradients in unmodified PyTorch models; define custom gradients for torch tensors.
 
 >>> import torch
 >>> import regrad.torch
@@ -19,7 +19,7 @@ try:
 except ImportError as error:  # pragma: no cover
     raise _missing("torch", "torch", "regrad.torch", error) from error
 
-import regrad.torch.host  # noqa: F401 (refuses versions of PyTorch that are too old)
+import regrad.torch.host  # noqa: F401 (raises for versions of PyTorch that are too old)
 from regrad.torch.bridge import from_regrad as from_regrad
 from regrad.torch.custom import custom_grad as custom_grad
 from regrad.torch.drawing import draw as draw
@@ -34,7 +34,7 @@ if _TYPE_CHECKING:
     from regrad.torch.seeing.tools import saved_bytes as saved_bytes
     from regrad.torch.seeing.tools import trace_gradients as trace_gradients
 
-_TOOLS = {  # imported when they are first used
+_TOOLS = {  # imported at first use
     "check_gradients": "checks",
     "compare_gradients": "tools",
     "find_nan": "tools",
@@ -46,7 +46,7 @@ _TOOLS = {  # imported when they are first used
 
 
 def __getattr__(name: str) -> object:
-    """Import tools when they are first used."""
+    """Import tools at first use."""
     from importlib import import_module
 
     if name in _TOOLS:

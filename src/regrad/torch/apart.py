@@ -1,7 +1,7 @@
-"""Calls that are taken apart: torch's value from torch's own kernel, and the gradient of the parts.
+"""Decomposed calls: the value from torch's own kernel, and the gradient from the parts.
 
-The parts run besides the kernel, for their gradients alone. So no value depends on how a kernel is
-spelled out, and the rules are met when the call runs, by whoever differentiates it, to any order.
+The parts run in addition to the kernel, only for their gradients. So no value depends on how regrad
+decomposes a kernel, and the rules fire at run time, for every way to differentiate and every order.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from regrad.torch.replacing import like_own, refuse_undelivered
 
 
 class Rules(Protocol):
-    """The questions that a set of rules must answer."""
+    """The part of a set of rules that decompositions use."""
 
     coverage: Any
     keep: tuple[Any, ...]
@@ -39,6 +39,7 @@ class Rules(Protocol):
     watched: Any
 
     def calls_of(self, function: Callable[..., Any]) -> Any: ...
+    def calls_of_functions(self) -> dict[Any, Callable[..., Any]]: ...
     def parts_of(self, function: Callable[..., Any]) -> Sequence[tuple[Any, Any]]: ...
     def op(self, function: Callable[..., Any]) -> Callable[..., Any]: ...
     def counts(self, types: frozenset[str]) -> bool: ...
@@ -47,7 +48,7 @@ class Rules(Protocol):
     def chain(self) -> Iterable[Any]: ...
 
 
-def take_apart(rules: Rules, function: Callable[..., Any], row: Fused) -> Callable[..., Any]:
+def decompose(rules: Rules, function: Callable[..., Any], row: Fused) -> Callable[..., Any]:
     """Return the function that replaces a callable which computes overridden ops among others."""
 
     def run(*args: Any, **options: Any) -> Any:
@@ -64,7 +65,7 @@ def take_apart(rules: Rules, function: Callable[..., Any], row: Fused) -> Callab
                 rules.count_ops(row.contains, xs)
                 return function(*args, **options)
             if row.parts is None:
-                raise fused_error(rules, function, row)
+                raise undecomposable_error(rules, function, row)
             target, changes = xs[0], row.changes(function, args, options)
             if changes:
                 xs = [target.clone(), *xs[1:]]
@@ -75,50 +76,50 @@ def take_apart(rules: Rules, function: Callable[..., Any], row: Fused) -> Callab
                 return function(*args, **options) if y is None else y
             if replaces:
                 if isinstance(y, tuple) and any(each is None for each in y):
-                    raise fused_error(rules, function, row)
+                    raise undecomposable_error(rules, function, row)
                 y = TorchOwnCall(function, filled.rebuild, changes).with_value(y, xs)
             elif not row.exact and not (row.draws and row.draws(*args, **options)):
                 y = TorchOwnCall(function, filled.rebuild, changes).link(y, xs)
             return put(target, y, function) if changes else y
 
-    # (a comparison, and a cast of other booleans, run no op under a rule)
+    # (a comparison, and a cast of other booleans, run no op with a rule)
     types = frozenset[str]() if row.compares else row.contains
     run.ruleset, run.op_types, run.refused = rules, types, row.parts is None  # pyright: ignore
     return run
 
 
 def is_differentiated(xs: Sequence[torch.Tensor]) -> bool:
-    """Return whether anybody may differentiate a call."""
+    """Return whether the program may differentiate a call."""
     if is_transformed() or in_forward_mode():
         return True
     return torch.is_grad_enabled() and any(x.requires_grad for x in xs)
 
 
-def fused_error(rules: Rules, function: Callable[..., Any], row: Fused) -> PassedOverError:
-    """A callable computes an overridden op, and cannot be taken apart."""
+def undecomposable_error(rules: Rules, function: Callable[..., Any], row: Fused) -> PassedOverError:
+    """Return the error for a callable that computes an overridden op and cannot decompose."""
     types = row.contains & {t for each in rules.chain() for t in each.rules}
     what = "value" if rules.replaces(row.contains) else "gradient"
     name = torch.overrides.resolve_name(function) or getattr(function, "__name__", function)
     return PassedOverError(
         f"{name}{row.what} computes {' and '.join(map(repr, sorted(types)))} inside, which is "
-        f"overridden, and would give its own {what}. Write it with separate torch functions, or "
+        f"overridden, and would keep its own {what}. Write it with separate torch functions, or "
         f"pass keep=[{name}] to leave it as it is."
     )
 
 
 def put(target: torch.Tensor, y: torch.Tensor, function: Callable[..., Any]) -> torch.Tensor:
-    """The target with a result written into it."""
+    """Write a result into the target, and return the target."""
     if y.shape != target.shape:
         raise PassedOverError(
             f"{function.__name__} is overridden and changes the shape of its tensor in place, from "
-            f"{tuple(target.shape)} to {tuple(y.shape)}, which a rule cannot be put around. Use "
-            "the variant out of place."
+            f"{tuple(target.shape)} to {tuple(y.shape)}, and no rule can apply to such a change. "
+            "Use the out-of-place variant."
         )
     return target.copy_(y)
 
 
 class TorchOwnCall:
-    """A call of torch's own, of the tensors among its arguments."""
+    """A call of torch's own function, as a function of the tensors among its arguments."""
 
     def __init__(
         self, function: Callable[..., Any], rebuild: Callable[..., Any], in_place: bool
@@ -126,11 +127,11 @@ class TorchOwnCall:
         self.function = function
         self.rebuild = rebuild
         self.in_place = in_place
-        self.kind: Any = None  # of the result, where it has several parts
-        self.places: list[int] = []  # of the parts in the result
+        self.kind: Any = None  # the type of the result, if the result has several parts
+        self.places: list[int] = []  # the indices of the parts in the result
 
     def __call__(self, xs: Sequence[torch.Tensor]) -> Any:
-        """The result, which shares nothing with the arguments."""
+        """Return the result, which shares no memory with the arguments."""
         if self.in_place:
             xs = [xs[0].clone(), *xs[1:]]
         given, named = self.rebuild(xs)
@@ -142,10 +143,10 @@ class TorchOwnCall:
         return tuple([without_base(each, xs) for each in y])
 
     def count_run(self) -> None:
-        """The gradient runs."""
+        """Count a run of the gradient; by default do nothing."""
 
     def with_value(self, parts: Any, xs: Sequence[torch.Tensor]) -> Any:
-        """Return the value of parts as the result of torch's own call, of its dtypes."""
+        """Return the values of the parts in the form and the dtypes of torch's own result."""
         like = like_own(lambda *xs: self(xs), xs)
         if not isinstance(like, tuple):
             return parts.to(like.dtype)
@@ -153,17 +154,17 @@ class TorchOwnCall:
         return tuple(ys) if self.kind is tuple else self.kind(ys)
 
     def link(self, parts: Any, xs: Sequence[torch.Tensor]) -> Any:
-        """The result of torch's own call, with the gradients of parts in its places."""
+        """Return the result of torch's own call, with the gradients of the parts attached."""
         ys = parts if isinstance(parts, tuple) else (parts,)
         self.places = [i for i, y in enumerate(ys) if y is not None]
         y = apply(Linked, self, *[ys[i] for i in self.places], *xs)
         for i in self.places:
             found = y[i] if isinstance(y, tuple) else y
-            if found.shape != ys[i].shape:  # torch would sum the gradient, and say nothing
+            if found.shape != ys[i].shape:  # torch would silently sum the gradient
                 raise PassedOverError(
-                    f"{self.function.__name__} has the shape {tuple(found.shape)}, and its parts, "
-                    f"one of which is overridden, {tuple(ys[i].shape)}. Write it with separate "
-                    f"torch functions, or pass keep=[{self.function.__name__}]."
+                    f"{self.function.__name__} has a result of shape {tuple(found.shape)}, but its "
+                    f"decomposition, which has an overridden op, of {tuple(ys[i].shape)}. Write it "
+                    f"with separate torch functions, or pass keep=[{self.function.__name__}]."
                 )
         return y if self.kind in (None, tuple) else self.kind(y)
 

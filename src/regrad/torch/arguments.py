@@ -1,4 +1,4 @@
-"""How a torch call's arguments fill the parameters of an op."""
+"""The mapping from a torch call's arguments to the parameters of an op."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ MISSING: Any = object()
 class Filled(NamedTuple):
     """A call's arguments, by the op's parameters.
 
-    `values` are what its tensor parameters were given, leaf by leaf, and `layout` which leaves
-    belong to which (None: one each). `rebuild(tensors)` are the arguments of the torch call with
-    other tensors in their places.
+    `values` has the arguments of tensor parameters, leaf by leaf. `layout` has the leaves of each
+    parameter (None: one leaf each). `rebuild(tensors)` returns the arguments of the torch call with
+    other tensors in place of its tensors.
     """
 
     values: list[Any]
     layout: tuple[Place, ...] | None
     attrs: dict[str, Any]
     rebuild: Callable[[Sequence[torch.Tensor]], tuple[list[Any], dict[str, Any]]]
-    names: Sequence[str | None] = ()  # of the leaves, where the family has no parameters
+    names: Sequence[str | None] = ()  # the names of leaves, if the family has no parameters
 
     def bind(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a function of tensors that calls another one with the arguments so rebuilt."""
+        """Return a function of tensors that calls `function` with rebuilt arguments."""
         if self.rebuild is _as_arguments:
             return function
 
@@ -46,7 +46,7 @@ class Filled(NamedTuple):
 
 
 def fill(family: Family, function: Any, args: Sequence[Any], options: Mapping[str, Any]) -> Filled:
-    """Sort the arguments of a torch call; a tensor that no parameter takes is refused."""
+    """Sort the arguments of a torch call; raise for a tensor without a parameter."""
     if len(args) == 1 and not options and family.op.single:
         return Filled([*args], None, family.attributes({}), _as_arguments)
     if not family.parameters:
@@ -54,7 +54,7 @@ def fill(family: Family, function: Any, args: Sequence[Any], options: Mapping[st
     held, keys = _by_key(args, options), _keys(family, args, options)
     by_name = {ours: keys[theirs] for theirs, ours in family.parameters if ours and theirs in keys}
     given = {name: held[k] for name, k in by_name.items()}
-    leaves: list[tuple[Any, tuple[Any, int | None]]] = []  # a value, and where it stands
+    leaves: list[tuple[Any, tuple[Any, int | None]]] = []  # a value, and its position
     layout: list[Place] = []
     for entry in family.op.inputs:
         key, value = by_name.get(entry.name), given.get(entry.name)
@@ -79,9 +79,9 @@ def _as_arguments(tensors: Sequence[torch.Tensor]) -> tuple[list[Any], dict[str,
 
 
 def fill_by_place(args: Sequence[Any], options: Mapping[str, Any], function: Any = None) -> Filled:
-    """Take all tensors among the arguments as inputs, in order: one sequence, or one each.
+    """Use all tensors among the arguments as inputs, in order, also inside sequences.
 
-    The order is that of the parameters of a torch function, if it is given.
+    If a torch function is given, the order is the order of its parameters.
     """
     leaves: list[tuple[torch.Tensor, tuple[Any, int | None]]] = []
     held = _by_key(args, options)
@@ -103,7 +103,7 @@ def fill_by_place(args: Sequence[Any], options: Mapping[str, Any], function: Any
 
 
 def _form_of(function: Any, held: Mapping[Any, Any]) -> tuple[dict[str, Any], dict[Any, str]]:
-    """Return a function's parameters, with their defaults, and the one of each argument."""
+    """Return a function's parameters with their defaults, and the parameter of each argument."""
     for form in forms_of(function):
         at, order = dict(enumerate(form)), [*form]
         names: Any = {k: at.get(k, k if k in form else SYNONYMS.get(k)) for k in held}
@@ -111,14 +111,14 @@ def _form_of(function: Any, held: Mapping[Any, Any]) -> tuple[dict[str, Any], di
             return form, dict(sorted(names.items(), key=lambda item: order.index(item[1])))
     if sum(isinstance(k, str) and isinstance(x, torch.Tensor) for k, x in held.items()) > 1:
         raise PassedOverError(
-            f"{function.__name__} has a rule, and was called with keywords whose order is not "
-            "known. Pass the tensors by position."
+            f"{function.__name__} has a rule, and regrad does not know the order of the keywords "
+            "in this call. Pass the tensors by position."
         )
     return {}, {}
 
 
 class ArgumentRebuilder:
-    """The arguments of a torch call with other tensors in their places."""
+    """Rebuilds the arguments of a torch call with other tensors."""
 
     def __init__(self, held: Mapping[Any, Any], count: int, paths: Sequence[Any]):
         self.count = count
@@ -140,12 +140,12 @@ class ArgumentRebuilder:
 
 
 def _by_key(args: Sequence[Any], options: Mapping[str, Any]) -> dict[Any, Any]:
-    """The arguments of a call by position, or keyword."""
+    """Return the arguments of a call by position or keyword."""
     return {**dict(enumerate(args)), **options}
 
 
 def _keys(family: Family, args: Sequence[Any], options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return where each of torch's parameters stands: a position, or a keyword."""
+    """Return the position or keyword of each of torch's parameters."""
     names = [theirs for theirs, _ in family.parameters]
     keys: dict[str, Any] = dict(zip(names, range(len(args)), strict=False))
     for key in options:
@@ -156,26 +156,26 @@ def _keys(family: Family, args: Sequence[Any], options: Mapping[str, Any]) -> di
 
 
 def refuse_layout(value: Any, op_type: str) -> None:
-    """Refuse the rule of an op of ours whose images are laid out in another way than torch's."""
+    """Raise for the rule of a regrad op whose images have another layout than torch's."""
     own = lender(value) or (op_type if takes_all(value) else None)
     if own in CHANNELS_LAST:
         raise RuleError(
-            f"the rule of {own!r} is for images whose channels come last, "
-            "and torch's come first. Write the rule with torch's functions, as in torch.nn.grad, "
-            "and name what it needs."
+            f"the rule of {own!r} is for images with the channels last, but torch has them first. "
+            "Write the rule with torch's functions, as in torch.nn.grad, and name the values that "
+            "it needs."
         )
 
 
 def refuse_unknown(family: Family, args: Sequence[Any], options: Mapping[str, Any]) -> None:
-    """Refuse the rule of one of our ops where a call says more than the op knows: `elu(x, 2.0)`."""
+    """Raise for the rule of a regrad op if the call has a parameter without one: `elu(x, 2.0)`."""
     held, keys = _by_key(args, options), _keys(family, args, options)
     for name, default in LACKS.get(family.type, {}).items():
         key = keys.get(name)
         value = default if key is None else held[key]
         if value != default:
             raise RuleError(
-                f"the rule of {family.type!r} is that of regrad's op, which has no {name!r}; this "
-                f"call passes {value!r:.40}. Write a rule that knows it, as a function."
+                f"the rule of {family.type!r} is for regrad's op, which has no {name!r}, but this "
+                f"call passes {value!r:.40}. Write a function as the rule, which uses it."
             )
 
 
@@ -183,6 +183,6 @@ def _refuse_others(family: Family, held: Mapping[Any, Any], known: set[Any]) -> 
     for key, value in held.items():
         if key not in known and isinstance(value, torch.Tensor) and value.requires_grad:
             raise PassedOverError(
-                f"{family.type} is overridden, and was called with a differentiable tensor as its "
-                f"argument {key!r}, for which the op type has no input, so that no rule covers it"
+                f"{family.type} is overridden and was called with a differentiable tensor as its "
+                f"argument {key!r}. The op type has no input for it, so no rule covers it"
             )

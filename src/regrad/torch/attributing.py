@@ -20,7 +20,7 @@ def attributed(
     model: Any, inputs: Any, rules: Any, layers: Any, heads: Any, along: Any, at: Any, through: Any,
     batch_axis: int, create_graph: bool, target: Any, reference: Any,
 ) -> Attribution:  # fmt: skip
-    """Return the shares of parts of a model in an output; see `rules.attribution.attribute`."""
+    """Return the shares of a model's parts in an output; see `rules.attribution.attribute`."""
     if not isinstance(model, nn.Module):
         raise ArgumentError(f"attribute expected a torch.nn.Module, got {kind(model)}")
     counts = _counts(heads, dict(model.named_modules()))
@@ -53,7 +53,7 @@ def attributed(
 
 
 def _counts(heads: Any, modules: Mapping[str, Any]) -> dict[str, int]:
-    """Return the number of heads by the path of the module that they are given to."""
+    """Return the number of heads, by the path of the module that receives them."""
     if heads is not None and not isinstance(heads, Mapping):
         raise ArgumentError(
             "attribute: heads expected a dict from paths to numbers of heads, such as "
@@ -63,7 +63,7 @@ def _counts(heads: Any, modules: Mapping[str, Any]) -> dict[str, int]:
 
 
 def _by_head(name: str, share: torch.Tensor, count: int) -> torch.Tensor:
-    """Sum over the width of each head."""
+    """Return the sum over the width of each head."""
     if type(count) is not int or count < 1 or share.shape[-1] % count:
         raise ArgumentError(
             f"attribute: heads of {name!r} expected a number that divides its width of "

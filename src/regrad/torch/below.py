@@ -1,7 +1,7 @@
-"""The ops that run below autograd, in code that asks no function mode.
+"""The ops that run below autograd, in code that calls no function mode.
 
 TorchScript, the bodies of custom ops and the forward pass of an `autograd.Function` leave no record
-of single ops in autograd. They are seen where torch dispatches them.
+of single ops in autograd. regrad observes these ops where torch dispatches them.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from regrad.torch.host.running import (
 from regrad.torch.nodes import node_named, types_of
 from regrad.torch.optypes import THRESHOLD, families, following, functions_named, spellings
 
-# Which calls of an ATen op are an op of the type, where its name alone does not tell.
+# For ATen ops that belong to several op types: the condition on a call for each op type.
 WHEN: dict[str, dict[str, Callable[..., bool]]] = {
     "elu": {
         "Elu": lambda x, alpha=1, scale=1, *rest: scale == 1,
@@ -53,12 +53,12 @@ WHEN: dict[str, dict[str, Callable[..., bool]]] = {
 
 
 class Below(DispatchMode):
-    """Notes the op types that run in a block, whoever calls them."""
+    """Records the op types that run in a block, in any code."""
 
     def __init__(self) -> None:
         super().__init__()
         self.types: set[str] = set()
-        self.names: set[str] = set()  # of the ATen ops
+        self.names: set[str] = set()  # the names of the ATen ops
 
     def __torch_dispatch__(
         self,
@@ -76,14 +76,14 @@ class Below(DispatchMode):
         if body is not None:
             with self:
                 return body(*args, **options)
-        with DisableTorchFunction():  # autograd is done with the call, and rules with it
+        with DisableTorchFunction():  # autograd and the rules have already handled the call
             y = func(*with_tensors(func, args), **options)
             if name in _COMPARE or name in _CAST:
                 self._note_threshold(name, args, y)
             return y
 
     def _note_threshold(self, name: str, args: Sequence[Any], y: Any) -> None:
-        """Note a comparison of floats, or a cast of its result (see `thresholds`)."""
+        """Record a comparison of floats, or a cast of its result (see `thresholds`)."""
         given = [x for x in args if isinstance(x, torch.Tensor)]
         if name in _COMPARE:
             starts = any(x.is_floating_point() for x in given)
@@ -97,11 +97,11 @@ class Below(DispatchMode):
 
 _COMPARE = ("gt", "ge", "lt", "le", "greater", "greater_equal", "less", "less_equal")
 _CAST = ("_to_copy", "to", "type_as", "where")
-_COMPARED: Any = WeakTensorKeyDictionary()  # results of comparisons, which no cast has read yet
+_COMPARED: Any = WeakTensorKeyDictionary()  # results of comparisons that no cast has read yet
 
 
 def as_called(kept: Any) -> Any:
-    """Return the callable that modes are asked about when Python code calls this one."""
+    """Return the callable for which torch calls modes when Python code calls this one."""
     if getattr(kept, "__module__", "") == "torch.nn.attention.flex_attention":
         return torch.ops.higher_order.flex_attention
     return custom_op(kept) or kept
@@ -109,7 +109,7 @@ def as_called(kept: Any) -> Any:
 
 @following
 def _types(name: str) -> frozenset[str]:
-    """The op types that an ATen op belongs to, or computes inside, by its name."""
+    """Return the op types that an ATen op belongs to, or computes inside, by its name."""
     plain = name.rstrip("_")
     named = {t for t, family in families().items() if plain in family.names}
     rows = (row for f in functions_named(plain) for row in fused().get(f, ()) if row.when is None)
@@ -117,8 +117,8 @@ def _types(name: str) -> frozenset[str]:
     return frozenset({*named, *types_of(node_named(plain)), *types_of(f"{plain}Backward")})
 
 
-# What functions run below autograd that have no ATen op of their name, or one that is made of
-# others: the ATen ops, and more rather than less.
+# The ATen ops that functions run below autograd, for functions without an ATen op of the same name
+# or with a composite one. The table lists too many ops rather than too few.
 _RUN: dict[str, tuple[str, ...]] = {
     name: tuple(ops.split())
     for names, ops in {
@@ -153,7 +153,7 @@ _RUN: dict[str, tuple[str, ...]] = {
         "max_pool2d": "max_pool2d_with_indices",
         "max_pool3d": "max_pool3d_with_indices",
         "adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d": "mean view",
-        "cat": "cat",  # (before torch 2.12 also with names of axes, which is made of it)
+        "cat": "cat",  # (before torch 2.12, its overload with names of axes is composite)
         "softmax": "_softmax",
         "log_softmax": "_log_softmax",
     }.items()
@@ -161,19 +161,19 @@ _RUN: dict[str, tuple[str, ...]] = {
 }
 _UPSAMPLE = "linear1d bilinear2d trilinear3d bicubic2d nearest1d nearest2d nearest3d"
 _RUN |= {f"upsample_{name}": (f"upsample_{name}",) for name in _UPSAMPLE.split()}
-# What the dispatcher itself puts before an op: conversions (of autocast), and what was left for
-# later (a conjugate).
+# The ops that the dispatcher may run before an op: conversions (by autocast), and lazy ops (a
+# conjugate).
 _BEFORE = ("_to_copy", "clone", "conj_physical", "neg")
 _OF_C = (BuiltinFunctionType, MethodDescriptorType, WrapperDescriptorType)
 
 
 @following
 def types_run_by(func: Callable[..., Any]) -> frozenset[str] | None:
-    """Return the op types that a function of torch may run; None if only its run can tell.
+    """Return the op types that a function of torch may run; None if only a run can tell.
 
-    The table of composites says so, or the ATen op of the function's name. Where that is made of no
-    others, it is dispatched as it is: what its kernel calls in turn is not dispatched to modes.
-    A function that torch writes in Python runs the functions that its code names.
+    The table of composites has them, or the ATen op with the function's name. An ATen op that is
+    not composite dispatches once, because torch does not dispatch the calls inside its kernel to
+    modes. A function that torch implements in Python runs the functions that its code names.
     """
     name = getattr(func, "__name__", "")
     if func in fused():
@@ -197,7 +197,7 @@ def _before() -> frozenset[str]:
     return frozenset().union(*map(_types, _BEFORE))
 
 
-# Operators in code, which are `BINARY_OP` and have no names.
+# Operators in code, which appear as `BINARY_OP` and not as names.
 _SYMBOLS = {
     "+": "add", "-": "sub", "*": "mul", "/": "div", "**": "pow", "@": "matmul", "%": "remainder",
     "//": "floor_divide", "<<": "bitwise_left_shift", ">>": "bitwise_right_shift",
@@ -207,17 +207,17 @@ _SYMBOLS = {
 
 @following
 def called_by(function: FunctionType) -> frozenset[Any] | None:
-    """Return the functions of torch that one which torch writes in Python may run, by its names.
+    """Return the functions that a function which torch implements in Python may run, by name.
 
-    (They are more than it runs: a name stands for all functions that torch has by it.) None for a
-    function whose names do not tell.
+    (The result is a superset: a name matches all functions that torch has under it.) Return None if
+    the names in the code are not sufficient.
     """
     found: list[Any] = [function]
-    for each in found:  # which grows
+    for each in found:  # (`found` grows during the loop)
         if not isinstance(each, FunctionType) or (each in fused() and each is not function):
             continue
         names = names_of_code(each.__code__)
-        if not (each.__module__ or "").startswith("torch") or not _OUT_OF_SIGHT.isdisjoint(names):
+        if not (each.__module__ or "").startswith("torch") or not _UNLISTED.isdisjoint(names):
             return None
         new = [cell.cell_contents for cell in each.__closure__ or ()]
         for name in names - CHECKS - {"handle_torch_function"}:
@@ -232,7 +232,7 @@ def called_by(function: FunctionType) -> frozenset[Any] | None:
 
 
 _IN_CODE = (torch, torch.Tensor, F, *NATIVE)
-_OUT_OF_SIGHT = {"apply", "ops", "linalg", "fft", "special", "sparse", "nested"}
+_UNLISTED = {"apply", "ops", "linalg", "fft", "special", "sparse", "nested"}
 
 
 def names_of_code(code: CodeType) -> frozenset[str]:
@@ -247,7 +247,7 @@ def names_of_code(code: CodeType) -> frozenset[str]:
 
 
 def script_types(program: Any, rules: Mapping[str, Any]) -> set[str]:
-    """The op types, and the callables that are keys, that a TorchScript program names."""
+    """Return the op types, and the callables that are keys, in a TorchScript program."""
     names = set(_names(program))
     found = {t for name in names for t in _types(name) if t not in WHEN.get(name.strip("_"), ())}
     for key in rules.keys() - families().keys():  # callables that are not op types of regrad
@@ -256,12 +256,12 @@ def script_types(program: Any, rules: Mapping[str, Any]) -> set[str]:
     return found & rules.keys()
 
 
-_TRACED = re.compile(r"\(\d+\): (\w+)")  # in the Python stack that a traced op remembers
+_TRACED = re.compile(r"\(\d+\): (\w+)")  # in the Python stack of a traced op
 _SCRIPTED = re.compile(r'File "(.+?)", line (\d+)')
 
 
 def _names(program: Any) -> Iterator[str]:
-    """Yield the names that a program calls: ATen ops, Python functions or lines around them."""
+    """Yield the names that a program calls: ATen ops, Python functions, and lines of calls."""
     called = _nodes(program.graph)
     inputs = (next(node.inputs()) for node in called if node.kind() == "prim::CallFunction")
     yield from (str(x.type()).rpartition(".")[2] for x in inputs)
@@ -275,7 +275,7 @@ def _names(program: Any) -> Iterator[str]:
 
 @cache
 def _lines(key: str) -> frozenset[str]:
-    """The lines of the Python function that is a key, by its full name."""
+    """Return the lines of the Python function that is a key, by its full name."""
     module, _, name = key.rpartition(".")
     return lines_of(getattr(sys.modules.get(module), name, None))
 
@@ -290,5 +290,5 @@ def _nodes(graph: Any) -> Iterator[Any]:
 
 
 def join_types(types: Iterable[str]) -> str:
-    """Op types in a message."""
+    """Return op types as text for a message."""
     return " and ".join(map(repr, sorted(types)))

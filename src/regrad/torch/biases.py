@@ -1,4 +1,4 @@
-"""Torch functions with a bias: what rules may name in them, the bias above all."""
+"""Torch functions with a bias: the names that rules may use for them, in particular the bias."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _CONVOLUTION = "input weight bias stride=1 padding=0 dilation=1 groups=1"
 _TRANSPOSED = "input weight bias stride=1 padding=0 output_padding=0 groups=1 dilation=1"
 _STATISTICS = "input running_mean running_var weight bias"
 
-# The parameters of torch's functions, as torch has them; those in TENSORS are inputs.
+# The parameters of torch's functions in torch's order; the ones in TENSORS are inputs.
 PARAMETERS = {
     "linear": "input weight bias",
     **dict.fromkeys(("conv1d", "conv2d", "conv3d"), _CONVOLUTION),
@@ -27,12 +27,12 @@ PARAMETERS = {
     "layer_norm": "input normalized_shape weight bias eps=1e-05",
     "group_norm": "input num_groups weight bias eps=1e-05",
 }
-# Products with a sum, whose rules may see them as linear maps with a bias.
+# Products with a sum, which rules may treat as linear maps with a bias.
 PRODUCTS = {"addmm": ("mat1", "mat2"), "baddbmm": ("batch1", "batch2")}
 PARAMETERS |= {n: f"input {a} {b} beta=1 alpha=1" for n, (a, b) in PRODUCTS.items()}
 TENSORS = (*sum(PRODUCTS.values(), ()), "input", "running_mean", "running_var", "weight", "bias")
-SHORT = {"input": "x", "weight": "w"}  # which a rule may say as well
-# What the rule of any callable may ask for, whatever its parameters.
+SHORT = {"input": "x", "weight": "w"}  # short names that a rule may use too
+# Names that the rule of any callable may use, regardless of the callable's parameters.
 GENERAL = {
     "y",
     *(f"{n}{part}" for n in ("a", "b", "xs") for part in ("", "_shape", "_dtype")),
@@ -40,7 +40,7 @@ GENERAL = {
 
 
 def family_for(value: Any, family: Family) -> Family:
-    """Return a family of callables as a rule sees it, by the names that it asks for."""
+    """Return a family of callables in the form for a rule, by the names that the rule uses."""
     asked, name = set(asks_for(value)), family.names[0]
     if name not in PARAMETERS:
         return family
@@ -64,7 +64,7 @@ def family_for(value: Any, family: Family) -> Family:
 
 
 def in_order_of(function: Any, family: Family) -> Family:
-    """Return a family with the parameters in the order in which one of its callables has them."""
+    """Return a family with its parameters in the order of one of its callables."""
     name = family.names[0]
     if name not in ("batch_norm", "instance_norm") or function is getattr(F, name):
         return family

@@ -1,7 +1,7 @@
 """regrad functions as torch functions, differentiable to any order.
 
-One `torch.autograd.Function` carries them all. Its backward pass is again a regrad function (the
-gradient of the first), so it is carried by the same Function, and so on for every order.
+One `torch.autograd.Function` carries every regrad function. The backward pass is again a regrad
+function (the gradient of the first), and the same Function carries it, and so on for every order.
 """
 
 from __future__ import annotations
@@ -36,21 +36,22 @@ from regrad.transforms.region import Flat, Passage
 
 
 def from_regrad(f: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a regrad function as one of torch tensors, with its gradient by regrad's rules.
+    """Return a regrad function as a function of torch tensors, with its gradient by regrad's rules.
 
     Args:
-        f: takes and returns Tensors or containers of them. Torch tensors among its arguments
-            (also in containers) are the inputs; all else passes through as it is.
+        f: A function that takes and returns Tensors, or containers of Tensors. Torch tensors among
+            its arguments (also in containers) are the inputs; other arguments pass through
+            unchanged.
 
     The result works wherever torch functions do: `backward`, `autograd.grad` of any order,
-    `torch.func`, `torch.compile`, on any device. Data are shared, not copied. Overrides and
-    custom gradients in force when it is called are in force in the gradient as well. regrad
-    Variables that f reads are constants. The backward pass runs f again, and keeps nothing
-    but the inputs until then.
+    `torch.func`, `torch.compile`, on any device. It shares data with torch and does not copy. The
+    overrides and custom gradients that are active at the call also apply in the gradient. regrad
+    Variables that f reads are constants. The backward pass runs f again, and keeps only the inputs
+    until then.
 
     Raises:
-        ArgumentError: f returns something else than Tensors.
-        GradientError: called while regrad differentiates (call f itself there).
+        ArgumentError: f returns something other than Tensors.
+        GradientError: regrad is differentiating at the call (call f itself there).
 
     >>> import torch
     >>> import regrad as rg
@@ -67,8 +68,8 @@ def from_regrad(f: Callable[..., Any]) -> Callable[..., Any]:
         state = current()
         if state is not None and state.tapes:
             raise GradientError(
-                f"from_regrad: {_name(f)} was called while regrad differentiates, which does not "
-                "see torch tensors; call the regrad function itself there"
+                f"from_regrad: {_name(f)} was called while regrad differentiates, and regrad does "
+                "not differentiate torch tensors; call the regrad function itself there"
             )
         overrides = None if state is None else state.overrides
         refuse_once("from_regrad", overrides)
@@ -81,7 +82,7 @@ def from_regrad(f: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def in_graph(function: Callable[..., Any], f: Callable[..., Any]) -> Callable[..., Any]:
-    """The function under the name of f; torch.compile may be given it, or meet it inside."""
+    """Return the function under the name of f, for use in and around torch.compile."""
     allow_in_graph(function)
 
     def outer(*args: Any, **options: Any) -> Any:
@@ -91,9 +92,9 @@ def in_graph(function: Callable[..., Any], f: Callable[..., Any]) -> Callable[..
 
 
 def allow_in_graph(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function, which torch.compile is to call instead of tracing the Python inside it.
+    """Return a function that torch.compile calls, instead of tracing the Python code inside it.
 
-    What a program is compiled for, and its backward pass, see all that it does.
+    The guards of a compiled program and its backward pass cover everything that the function does.
     """
     torch.compiler.allow_in_graph(function)
     return function
@@ -134,24 +135,24 @@ class Opened:
                 raise
             raise ArgumentError(
                 f"from_regrad: {_name(self.f)} called PyTorch on a regrad Tensor, {error}. Write "
-                "it with regrad's functions; what is of PyTorch's needs no from_regrad."
+                "it with regrad's functions; a function of PyTorch needs no from_regrad."
             ) from error
 
 
 def bridge(flat: Flat, xs: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-    """A flat regrad function of torch tensors, which torch can differentiate."""
+    """Call a flat regrad function on torch tensors, so that torch can differentiate the call."""
     return apply(Bridge, flat, *xs)
 
 
 def run(flat: Flat, xs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
-    """A flat regrad function of the values of torch tensors."""
+    """Call a flat regrad function on the values of torch tensors."""
     device = xs[0].device if xs else None
     with DisableTorchFunction(), torch.no_grad():
         return tuple([to_torch(y, device) for y in flat([wrap(x.detach()) for x in xs])])
 
 
 def to_torch(y: Any, device: Any) -> torch.Tensor:
-    """The data of a Tensor in torch."""
+    """Return the data of a Tensor as a torch tensor."""
     data = y._data
     if isinstance(data, torch.Tensor):
         return data
@@ -194,7 +195,7 @@ class Bridge(torch.autograd.Function, metaclass=Silent):
 def push_forward(
     flat: Flat, xs: Sequence[torch.Tensor], tangents: Sequence[torch.Tensor | None]
 ) -> tuple[torch.Tensor, ...]:
-    """The forward-mode derivative of a flat function, by transposition."""
+    """Return the forward-mode derivative of a flat function, by transposition."""
     places = [i for i, x in enumerate(xs) if is_differentiable(x)]
     dxs = [or_zeros(tangents[i], xs[i]) for i in places]
 
@@ -213,7 +214,7 @@ def pulled(
     ys: Sequence[torch.Tensor], xs: Sequence[torch.Tensor], dys: Sequence[torch.Tensor],
     create_graph: bool = False,
 ) -> Sequence[torch.Tensor | None]:  # fmt: skip
-    """Return the gradients by xs, None for no path."""
+    """Return the gradients with respect to xs; None where there is no path."""
     pairs = [(y, dy) for y, dy in zip(ys, dys, strict=True) if y.requires_grad]
     if not pairs:
         return [None] * len(xs)
@@ -224,29 +225,29 @@ def pulled(
 
 
 def or_zeros(dx: torch.Tensor | None, x: torch.Tensor) -> torch.Tensor:
-    """Return a gradient by a tensor, zeros for none."""
+    """Return a gradient with respect to a tensor; zeros for None."""
     return torch.zeros_like(x) if dx is None else dx
 
 
 def is_differentiable(x: torch.Tensor) -> bool:
-    """Return whether a torch tensor has a gradient at all."""
+    """Return whether a torch tensor can have a gradient."""
     return x.is_floating_point() or x.is_complex()
 
 
 def spread(found: dict[int, Any], count: int) -> tuple[Any, ...]:
-    """Gradients by place as a Function returns them; the first argument is not a tensor."""
+    """Return gradients by index in a Function's form; the first argument is not a tensor."""
     return None, *[found.get(i) for i in range(count)]
 
 
 def shield(dys: Sequence[Any]) -> Any:
-    """A block of a backward pass: no override, no autocast, whatever is in force around."""
+    """Return a block for a backward pass, without overrides and autocast from outside."""
     device = next((dy.device.type for dy in dys if dy is not None), "cpu")
     usual = not is_autocast_open() or not casts(device)
     return DisableTorchFunction() if usual else _without_autocast(device)
 
 
 def casts(device: str) -> bool:
-    """Return whether autocast is on for a kind of device; some, such as "meta", have none."""
+    """Return whether autocast is on for a kind of device; some, such as "meta", do not have it."""
     return is_autocast_available(device) and is_autocast_enabled(device)
 
 
@@ -257,7 +258,7 @@ def _without_autocast(device: str) -> Generator[None]:
 
 
 def apply(function: type[torch.autograd.Function], *args: Any) -> Any:
-    """`function.apply`, by its twin where torch.func is not at work."""
+    """Call `function.apply`, or the faster twin of the Function outside of torch.func."""
     if is_transformed():
         return function.apply(*args)
     given = [unwrap_dead(x) if isinstance(x, torch.Tensor) else x for x in args]
@@ -271,10 +272,10 @@ def _twins_apply(function: Any) -> Any:
 
 @cache
 def find_twin(function: Any) -> Any:
-    """The same Function in torch's older form, `forward(ctx, …)`.
+    """Return the same Function in torch's older form, `forward(ctx, …)`.
 
-    torch.func needs the newer one, with `setup_context`; but for that one torch looks up the
-    signature at every call, which takes longer than all the rest.
+    torch.func needs the newer form, with `setup_context`. But for the newer form torch looks up the
+    signature at every call, which takes longer than everything else.
     """
 
     def forward(ctx: Any, *args: Any) -> Any:

@@ -1,22 +1,24 @@
-"""Calls under a rule that are understood once, by the kinds of their arguments.
+"""A cache for calls under a rule, by the kinds of their arguments.
 
-The idea: of a call such as `F.relu(h, inplace=False)`, all but the tensors themselves is the same
-each time: which parameter of the op each argument fills, what the rule names of them, how the
-answer is checked. `rulesets` and `calls` find that out, for any call whatever. Here it is kept by
-the kinds of the arguments (`kinds_of`), once a call of that kind has run forward and backward, and
-the next ones do no more than must be done each time. A call in place runs torch's own function in
-place, and autograd is told that the Function has written to its input.
+In a call such as `F.relu(h, inplace=False)`, everything but the tensors is the same each time: the
+op's parameter for each argument, the names that the rule uses, the checks of the answer. `rulesets`
+and `calls` determine these for any call. This module caches them by the kinds of the arguments
+(`kinds_of`), once a call of that kind has run forward and backward. The next calls do only the work
+that depends on the tensors. A call in place runs torch's own in-place function, and marks the
+Function's input as dirty for autograd.
 
-A call of an `autograd.Function` that is a key is known by its kinds, too. Its forward pass remains
-the Function's own, and so what that returns is looked at each time (see `functions`).
+The cache also has calls of an `autograd.Function` that is a key. The forward pass remains the
+Function's own, so regrad checks the result each time (see `functions`).
 
 Invariants:
 
-* What is kept depends on the rule, the function and the kinds alone. All that may differ otherwise
-  is asked at each call, and whatever is unusual goes by the general road: other classes of tensors,
-  torch.func, forward mode, programs that are written, rules that count or ask for more.
-* A rule runs once. Its answer is checked here only as far as it is right; else by the general road.
-* Only rules that write into nothing are kept. Those in regrad's functions run as `recorded` says.
+* A cached call depends only on the rule, the function and the kinds. regrad checks everything else
+  at each call, and every unusual call uses the general path: other classes of tensors, torch.func,
+  forward mode, programs being traced, rules that count calls or need more.
+* A rule runs once. The cache accepts an answer in the expected form; the general path checks any
+  other answer.
+* The cache has only rules that write into no argument. Rules in regrad's functions run as described
+  in `recorded`.
 """
 
 from __future__ import annotations
@@ -64,18 +66,12 @@ from regrad.torch.optypes import in_place_of
 _PLAIN = {torch.Tensor, torch.nn.Parameter}
 _USUAL = ({}, {"inplace": False}, {"inplace": True})  # keywords
 _spec = attrgetter("shape", "dtype")
-_EXACT = {
-    bool,
-    int,
-    str,
-    type(None),
-    torch.dtype,
-}  # values that are equal only if they are the same
-KEPT = 64  # kinds of calls of a function
+_EXACT = {bool, int, str, type(None), torch.dtype}  # types with == only for identical values
+KEPT = 64  # the number of cached kinds of calls of a function
 
 
 def kinds_of(args: Sequence[Any], options: Mapping[str, Any]) -> Any:
-    """Return the traits of a call that it shares with those understood like it; None if unknown.
+    """Return the cache key of a call; None for a call with other kinds of arguments.
 
     The key is complete: each function under each set of rules has a separate cache. The key has the
     class and exact value of each argument that is not a tensor. `_understood` depends on dtypes,
@@ -91,7 +87,7 @@ def kinds_of(args: Sequence[Any], options: Mapping[str, Any]) -> Any:
         elif kind in _EXACT:
             kinds.append((kind, x))
         elif kind is float:
-            kinds.append(x.hex())  # (-0.0 is another number than 0.0)
+            kinds.append(x.hex())  # (distinguishes -0.0 from 0.0)
         else:
             return None
     for name, x in options.items():
@@ -106,13 +102,13 @@ def kinds_of(args: Sequence[Any], options: Mapping[str, Any]) -> Any:
 
 
 class CallCache:
-    """The way of a torch function that has a rule, see `modes`."""
+    """The way to run a torch function that has a rule, see `modes`."""
 
     def __init__(self, ruleset: Any, function: Any, spelling: Any, call: Any) -> None:
         self.function = function
         self.spelling = spelling
-        self.call = call  # the general road
-        self.known: dict[Any, KnownCall | None] = {}  # None: of a kind that it is not for
+        self.call = call  # the general path
+        self.known: dict[Any, KnownCall | None] = {}  # None: a kind that cannot be cached
         rule = ruleset.rules[spelling.family.type]
         self.rule: Any = None if is_special(rule) else rule
 
@@ -124,7 +120,7 @@ class CallCache:
             or not is_plain()
         ):
             return self.call(*args, **options)
-        with DisableTorchFunction():  # (or the modes around are asked about each attribute)
+        with DisableTorchFunction():  # (otherwise torch calls modes for each attribute)
             kinds = kinds_of(args, options)
             known = self.known.get(kinds)
             if known is not None and (known.rewrite is None or can_be_marked_dirty(args[0])):
@@ -133,7 +129,7 @@ class CallCache:
                     if known.is_flat
                     else [args[i] if type(i) is int else options[i] for i in known.places]
                 )
-                if known.copies:  # (autograd records the copy, which the rule may differentiate by)
+                if known.copies:  # (autograd records the copy, which the rule may need)
                     xs = xs[0].clone(), *xs[1:], xs[0]
                 scope, where = mode.root, find_caller(LIBRARIES, 2)
                 by_line = scope._bindings[known.key].by_line
@@ -149,11 +145,11 @@ class CallCache:
         return self._learn(kinds, args, options)
 
     def run(self, mode: Any, /, *args: Any, **options: Any) -> Any:
-        """As a mode runs the callable, where it is a part of another."""
+        """Run the callable as a mode does, for use as a part of another callable."""
         return self(mode, self.function, args, options)
 
     def _learn(self, kinds: Any, args: Sequence[Any], options: Mapping[str, Any]) -> Any:
-        """Return the result of a call, and know the next ones of its kind."""
+        """Return the result of a call, and cache its kind."""
         y = self.call(*args, **options)
         if kinds is not None and kinds not in self.known and self.rule.writes is False:
             learn(self.known, kinds, self._understood(args, options, y))
@@ -174,7 +170,7 @@ class CallCache:
         filled = fill(in_order_of(self.function, family), self.function, args, options)
         rule = self.rule.for_call(filled)
         leaves = [v for v in filled.values if isinstance(v, torch.Tensor)]
-        # (all tensors are inputs, in the op's own order)
+        # (all tensors are inputs, in the op's order)
         as_written = [*map(id, leaves)] == [*map(id, tensors.values())]
         if rule.plain is None or not (rule.op.flat and as_written):
             return None
@@ -195,7 +191,7 @@ class CallCache:
 def _filled(
     function: Any, args: Sequence[Any], options: Mapping[str, Any], places: Sequence[Any]
 ) -> Any:
-    """Return a function of the tensors at these places, with all other arguments as they are."""
+    """Return a function of the tensors at these places, with all other arguments fixed."""
     if not options and len(places) == len(args):
         return function
     if len(args) == 1 and [*places] == [0]:
@@ -212,14 +208,14 @@ def _filled(
 
 
 def learn(known: dict[Any, KnownCall | None], kinds: Any, call: KnownCall | None) -> None:
-    """Note how calls of a kind are made."""
+    """Cache how to make calls of a kind."""
     if len(known) >= KEPT:
         known.clear()
     known[kinds] = call
 
 
 def is_special(rule: Any) -> bool:
-    """Return whether a rule needs more for each call than is kept of it."""
+    """Return whether a rule needs more for each call than the cache holds."""
     if CHECKPOINTS.losses or rule.chooses or rule.at_site is not None:
         return True
     if rule.replaces or rule.once or rule.learned or rule.runs_op or rule.has_bias:
@@ -228,17 +224,17 @@ def is_special(rule: Any) -> bool:
 
 
 class KnownCall:
-    """All that calls of a kind have in common.
+    """The data that calls of one kind have in common.
 
     Args:
-        call: one of them, as the general road has it.
-        key: that of the rule, in the map.
-        op_type: what its hits are of.
-        places: where the tensors stand among the arguments, or their names.
-        count: how many arguments there are.
+        call: One of the calls, in the form of the general path.
+        key: The key of the rule in the map.
+        op_type: The op type of its hits.
+        places: The positions, or names, of the tensors among the arguments.
+        count: The number of arguments.
 
-    `order` says where the arguments of the rule, after `dy`, are among what was saved and the
-    attributes; None if it takes several inputs or anything else.
+    `order` has the index of each argument of the rule, after `dy`, among the saved values and the
+    attributes. It is None if the rule has several inputs or other arguments.
     """
 
     def __init__(
@@ -261,15 +257,16 @@ class KnownCall:
         self.takes_kept: bool = not self.attrs and self.order == [*range(kept)]
         at: Any = call.at
         total: Any = call.total
-        self.around: Any = (None,) * at[0], (None,) * (total - at[0] - 1)  # of one gradient
+        self.around: Any = (None,) * at[0], (None,) * (total - at[0] - 1)  # for a single gradient
         self.fixed: Any = call.fixed
-        # Of a call in place: torch's own function, of the tensors, and whether the rule asks for
-        # the tensor that is written to. If so, the Function has a copy in its place, and it last.
+        # For a call in place: torch's own in-place function of the tensors, and whether the rule
+        # names the tensor that it changes. If so, the Function's first input is a copy, and the
+        # tensor itself is the last input.
         self.rewrite: Any = None
         self.copies: bool = False
 
     def keep(self, ctx: Any, hit: Any, xs: Sequence[torch.Tensor], y: torch.Tensor) -> None:
-        """Keep for the backward pass what the rule names."""
+        """Save the values that the rule names for the backward pass."""
         saved = xs if self.keeps_all else [xs[n] for n in self.kept]
         if self.keeps_y:
             ctx.save_for_backward(*saved, y)
@@ -280,7 +277,7 @@ class KnownCall:
         ctx.known = self, hit, specs
 
     def with_hit(self, hit: Any) -> RuleCall:
-        """Return the call as the general road knows it."""
+        """Return the call in the form of the general path."""
         call = RuleCall.__new__(RuleCall)  # (`copy.copy` takes five times as long)
         call.__dict__.update(self.call.__dict__, hit=hit)
         return call
@@ -302,7 +299,7 @@ def _order(call: RuleCall) -> list[int] | None:
 class KnownOverride(torch.autograd.Function, metaclass=Silent):
     """Carries one call: `apply(known, hit, *xs)`.
 
-    The node of a Function that is a key asks it for the backward pass (see `functions`).
+    The node of a Function that is a key calls this backward pass too (see `functions`).
     """
 
     @staticmethod
@@ -315,7 +312,7 @@ class KnownOverride(torch.autograd.Function, metaclass=Silent):
             return y
         y = known.forward(*xs)
         for x in xs:
-            if y is x:  # (a dropout that drops nothing)
+            if y is x:  # (for example, a dropout with probability 0)
                 y = y.view_as(y)
         known.keep(ctx, hit, xs, y)
         return y
@@ -324,7 +321,7 @@ class KnownOverride(torch.autograd.Function, metaclass=Silent):
     def backward(ctx: Any, dy: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         known, hit, specs = ctx.known
         saved = ctx.saved_tensors
-        with DisableTorchFunction():  # (first: a mode would be asked about `dy.dtype`, too)
+        with DisableTorchFunction():  # (first, since a mode would be called for `dy.dtype` too)
             if (
                 type(dy) is torch.Tensor
                 and known.rule.writes is False
@@ -355,16 +352,16 @@ class KnownOverride(torch.autograd.Function, metaclass=Silent):
 
 
 class _Context(NamedTuple):
-    """The context of a known call as that of a general one."""
+    """The context of a cached call, in the form of a general call's context."""
 
     known: Any
     needs_input_grad: Sequence[bool]
 
 
 def _pull(known: KnownCall, hit: Any, spec: Any, saved: Sequence[Any], dy: torch.Tensor) -> Any:
-    """Return the gradient by the one input."""
+    """Return the gradient of the only input."""
     hit.ran += 1
-    before = version_of(dy)  # (none of them is ever lowered)
+    before = version_of(dy)  # (version counters never decrease)
     for x in saved:
         before += version_of(x)
     try:

@@ -1,4 +1,4 @@
-"""Rules for torch callables that are not op types of regrad: what they may name in a call."""
+"""Rules for torch callables that are not op types of regrad: the names they may use in a call."""
 
 from __future__ import annotations
 
@@ -19,8 +19,9 @@ from regrad.torch.host.running import find_forward, forms_of
 class CallableRule(ForeignRule):
     """A rule for a torch callable that is not an op type of regrad, or for an `autograd.Function`.
 
-    It may name the parameters of the callable. The only tensor, or the only one of several that is
-    differentiated, is called x as well; two are a and b, and any number are xs, a list.
+    The rule may name the parameters of the callable. If the call has one tensor, or only one tensor
+    is differentiated, the rule may also call it x. Two tensors are also a and b, and any number of
+    tensors is also the list xs.
     """
 
     def __init__(self, value: Any, op: Op, key: Any) -> None:
@@ -33,7 +34,7 @@ class CallableRule(ForeignRule):
         _bound(partial(super().__init__, value), op.type, [*every, "xs"])
 
     def for_call(self, filled: Any) -> ForeignRule:
-        """Return the rule for a call with these tensors."""
+        """Return the rule for a call with these arguments."""
         return self.with_names(filled.names, [x.requires_grad for x in filled.values], filled.attrs)
 
     def with_names(
@@ -50,12 +51,12 @@ class CallableRule(ForeignRule):
 
 
 def parameters_of(key: Any) -> list[dict[str, Any]]:
-    """The parameters of a key, with their defaults, as a rule may ask for them; of each form."""
+    """Return the parameters of a key that a rule may name, with their defaults, for each form."""
     if not isinstance(key, type):
         return forms_of(key)
     every = [*inspect.signature(find_forward(key)).parameters.values()]
     if key.setup_context is torch.autograd.Function.setup_context:
-        every = every[1:]  # the first is its context
+        every = every[1:]  # (without the context)
     return [{free(p.name): p.default for p in every if p.kind is p.POSITIONAL_OR_KEYWORD}]
 
 
@@ -63,7 +64,7 @@ def _bound(
     make: Callable[[Op], Any], name: str, names: Sequence[str], attrs: Sequence[str] = (),
     count: int | None = None,
 ) -> Any:  # fmt: skip
-    """Return the rule that is made for an op with these inputs, or for one of so many tensors."""
+    """Return the rule for an op with these inputs, or with `count` tensors under usual names."""
     usual = [each for n, each in USUAL.items() if count in (None, n)]
     ops = []
     for each in [names, *usual, ["xs"]]:

@@ -1,4 +1,4 @@
-"""A call of a torch function under a rule: its forward pass is torch's, its gradient the rule's."""
+"""A call of a torch function under a rule: torch's forward pass, with the rule as the gradient."""
 
 from __future__ import annotations
 
@@ -51,12 +51,12 @@ class RuleCall:
     """One call under a rule.
 
     Args:
-        rule: the rule in force.
-        values: what the op's parameters were given, leaf by leaf: tensors, numbers, None.
-        layout: which leaves belong to which parameter (None: one each).
-        attrs: the op's attributes, under their names in the op.
-        forward: torch's own function of the tensors among the values.
-        hit: where the call is counted.
+        rule: The active rule.
+        values: The arguments for the op's parameters, leaf by leaf: tensors, numbers, None.
+        layout: Which leaves belong to which parameter (None: one leaf each).
+        attrs: The op's attributes, under the op's names for them.
+        forward: Torch's own function of the tensors among the values.
+        hit: The entry of the report that counts the call.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class RuleCall:
         self.attrs = attrs
         self.forward: Callable[..., Any] = forward
         self.hit = hit
-        if rule.learned:  # (which are inputs of the rule's, and not of torch's function)
+        if rule.learned:  # (inputs of the rule, but not of torch's function)
             count, n = len(rule.learned), len(values)
             layout = layout and (*layout, *range(n, n + count))
             values = [*values, *rule.learned]
@@ -84,20 +84,18 @@ class RuleCall:
         if rule.forward is not None:
             self.forward = Replaced(copy(self), rule.forward)
 
-    kind: type = tuple  # of several outputs
-    at: Sequence[int] | None = None  # where its tensors stand among a Function's arguments
-    total: int | None = None  # how many arguments that Function has
+    kind: type = tuple  # the type of a result with several outputs
+    at: Sequence[int] | None = None  # the positions of its tensors among a Function's arguments
+    total: int | None = None  # the number of arguments of that Function
     theirs: tuple[Any, int] = None, 0  # that Function, and how many tensors it has saved itself
     specs: Sequence[Any] = ()  # shapes and dtypes of its tensors, once its rule runs
-    once = False  # whether the rule is for the first derivative alone
-    materializes: bool = (
-        True  # whether outputs that nothing uses have gradients of zeros, and not None
-    )
+    once = False  # whether the rule defines only the first derivative
+    materializes: bool = True  # whether unused outputs have gradients of zeros instead of None
     record: Any = None  # torch's own record of the op, for `builtin` (`TorchGradient`)
 
     @cached_property
     def fixed(self) -> Any:
-        """Return all that its rule depends on besides tensors, as a key; None if not known."""
+        """A key of everything besides tensors that the rule depends on; None if there is no key."""
         try:
             return exact((self.layout, self.values, self.attrs))
         except TypeError:
@@ -107,14 +105,14 @@ class RuleCall:
         if AROUND.get().own:
             return self.forward(*xs)
         rule, start, versions = self.rule, 0, []
-        of_function = rule.forward is not None or rule.is_surrogate  # (other rules pay nothing)
+        of_function = rule.forward is not None or rule.is_surrogate  # (no cost for other rules)
         if of_function and torch.is_grad_enabled() and (found := self._link(xs)) is not None:
             return found
         replaces = rule.forward is not None and torch.is_grad_enabled()
         if replaces:
             start, versions = sequence_nr(), [version_of(x) for x in xs]
         if self.rule.asks_builtin or (self.once and not self._is_in_program()):
-            later = is_traced() and may_change(self.rule)  # (what is recorded now is gone then)
+            later = is_traced() and may_change(self.rule)  # (a record made now would be lost)
             self.prepare(xs, None if later else TorchGradient.of(self.forward, xs))
         elif replaces and may_hold(self.rule) and not (is_traced() or is_transformed()):
             self.record = TorchGradient(self.forward, [x.detach() for x in xs])
@@ -123,16 +121,16 @@ class RuleCall:
         y = apply(Overridden, self, *xs)
         if replaces and [version_of(x) for x in xs] != versions:
             raise RuleError(
-                f"replace: the forward of {self.describe()} wrote into an input, which its rule "
-                "would see as changed. Return a new tensor: x * 2, not x.mul_(2)."
+                f"replace: the forward of {self.describe()} wrote into an input, so its rule would "
+                "receive the changed input. Return a new tensor: x * 2, not x.mul_(2)."
             )
         return self.kind(y) if isinstance(y, tuple) and self.kind is not tuple else y
 
     def _link(self, xs: Sequence[torch.Tensor]) -> Any:
         """Return the value, with the gradient of a function as autograd records it here and now.
 
-        All that the function uses has a gradient then, whether it is an argument or not. None where
-        the rule is something else.
+        Then everything that the function uses gets a gradient, whether it is an argument or not.
+        Return None if the rule is of another kind.
         """
         rule, ys, made = self.rule, [], []
         if rule.is_derivative:
@@ -143,7 +141,7 @@ class RuleCall:
             with torch.no_grad():
                 ys = self._outputs(xs)
             call, specs = copy(self), [(x.shape, x.dtype) for x in xs]
-            call.vjp = lambda f, xs, dys: made.extend(f(xs)) or xs  # (which stand for gradients)
+            call.vjp = lambda f, xs, dys: made.extend(f(xs)) or xs  # (xs are dummy gradients)
             pull = Pull(call, specs, [n for n, (_, d) in enumerate(specs) if _float(d)], None)
             with shield(ys):
                 saved = [*[xs[n] for n in self.kept], *(ys if self.keeps_y else ())]
@@ -152,7 +150,7 @@ class RuleCall:
         if used and used.plain is False and may_hold(rule) and holds_parameters(rule):
             raise GradientError(
                 f"{self.describe()} closes over a parameter of PyTorch, which regrad's functions "
-                "take for a constant. Write it with torch's functions, or let the rule learn the "
+                "treat as a constant. Write it with torch's functions, or let the rule learn the "
                 "parameter: rg.rules.learns(rule, scale=scale)."
             )
         if not made:
@@ -166,43 +164,43 @@ class RuleCall:
         return self.kind([y.clone() for y in ys]) if len(ys) > 1 else ys[0].clone()  # pyright: ignore
 
     def _is_in_program(self) -> bool:
-        """Return whether torch.compile traces, whose programs have first derivatives alone."""
+        """Return whether torch.compile traces; its programs have only first derivatives."""
         if is_traced() and is_transformed():
-            enable_saved_hooks()  # (which the program has switched off, and an error leaves so)
+            enable_saved_hooks()  # (the program has disabled them; an error would leave them so)
             raise GradientError(
                 f"order=1: {self.describe()} runs under torch.func in a program of torch.compile, "
-                "where nothing tells which derivative is the first. Compile what torch.func is "
-                "given, or let the rules hold at every order (order=None)."
+                "where the order of a derivative is unknown. Compile the function that torch.func "
+                "differentiates, or let the rules apply at every order (order=None)."
             )
         return is_traced()
 
     def prepare(self, xs: Sequence[torch.Tensor], record: Any) -> None:
-        """Be ready to be asked for torch's own gradient, of which there may be a record."""
+        """Prepare for a rule that calls torch's own gradient; `record` is its record, or None."""
         self.record = record
         if record is None or not self.rule.plain:  # the function may have to run again
             self.kept = list(range(len(xs)))
-            free = is_transformed()  # (where tensors do not tell)
+            free = is_transformed()  # (then tensors do not report whether they require a gradient)
             moving = [n for n, x in enumerate(xs) if _float(x.dtype) and (free or x.requires_grad)]
             self.moving: list[int] = moving
 
     def describe(self) -> str:
-        """The rule and the call, in a message."""
+        """Return a description of the rule and the call, for messages."""
         rule = self.rule
         return describe_pull(record_of(rule.op, rule.rule, {}, (), (), (), 0, None, hit=self.hit))
 
     def checked(self, spec: Spec, dx: Any, dy: torch.Tensor) -> Any:
-        """Return the answer of a rule of one input as it is to be; raise if it cannot be."""
+        """Return the answer of a rule with one input in its final form; raise if it is invalid."""
         shape, dtype = spec
         one = Call(self.rule, [(tuple(shape), dtype)], self.attrs, hit=self.hit)
         return one.checked(one.record([None], None, [0], dy), 0, dx, dy)
 
     def count_run(self) -> None:
-        """The rule runs."""
+        """Count a run of the rule."""
         if self.hit is not None:
             self.hit.ran += 1
 
     def spread(self, xs: Sequence[Any], which: Sequence[int]) -> list[Any]:
-        """All values of the op, with these tensors in their places."""
+        """Return all values of the op, with these tensors at their positions."""
         if len(xs) == len(self.values):
             return list(xs)
         values = list(self.values)
@@ -211,20 +209,20 @@ class RuleCall:
         return values
 
     def foreign_call(self, specs: Sequence[Any], outputs: Sequence[Any] | None) -> Call:
-        """The call as regrad's walk sees it, for tensors of these shapes and dtypes."""
+        """Return the call in regrad's form, for tensors of these shapes and dtypes."""
         every = self.spread(specs, range(len(self.places)))
         if len(specs) < len(every):
             every = [s if isinstance(s, tuple) else ((), None) for s in every]
         return Call(self.rule, every, self.attrs, self.layout, outputs, self.hit, self)
 
-    # -- torch's own gradient, and value, as a rule may ask for them -------------------------------
+    # -- torch's own gradient and value, for rules that use them -----------------------------------
 
     def vjp(self, f: Any, xs: Sequence[torch.Tensor], dys: Any) -> Any:
         """Return the gradients of a function."""
         return vjp(f, xs, dys, self if self.rule.is_surrogate else None)
 
     def pull(self, xs: Sequence[Any], dys: Sequence[Any], only: int | None = None) -> Any:
-        """Return torch's own gradients, by leaf; None where a tensor has none."""
+        """Return torch's own gradients, by leaf; None where a tensor has no gradient."""
         first = next(dy for dy in dys if dy is not None)
         if self.record is not None and isinstance(first, torch.Tensor):
             place = None if only is None else self.places.index(only)
@@ -235,7 +233,7 @@ class RuleCall:
         return dict(zip(self.places, dxs, strict=True))
 
     def _fitted(self, dx: Any, n: int, dy: Any) -> Any:
-        """A gradient by a tensor in the shape and dtype in which the rule sees that."""
+        """Return a gradient in the shape and dtype in which the rule received the tensor."""
         if isinstance(dx, Tensor):
             return dx
         like = dy._data if isinstance(dy, Tensor) else dy
@@ -244,9 +242,9 @@ class RuleCall:
         return wrap(dx) if isinstance(dy, Tensor) and dx is not None else dx
 
     def _pull_anew(self, xs: Sequence[Any], dys: Sequence[Any]) -> Sequence[Any]:
-        """The gradients of torch's function run again, by what moved when it ran first."""
+        """Run torch's function again; return the gradients of the inputs that moved at first."""
         held = [x._data if isinstance(x, Tensor) else x for x in xs]
-        held = [x if n in self.moving else x.clone() for n, x in enumerate(held)]  # (of its own)
+        held = [x if n in self.moving else x.clone() for n, x in enumerate(held)]  # (not shared)
 
         def outputs(moving: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
             return self._outputs(replaced(held, self.moving, moving))
@@ -257,13 +255,13 @@ class RuleCall:
         return replaced([None] * len(xs), self.moving, found)
 
     def values_at(self, leaves: Sequence[Any]) -> Sequence[Any]:
-        """Return the results of torch's own function of other inputs."""
+        """Return the results of torch's own function at other inputs."""
         leaves = [*leaves, *[AROUND.get().learned.get(id(x), x) for x in self.rule.learned]]
         for mine, x in zip(self.values, leaves, strict=True):
             if mine is not None and not (isinstance(x, Tensor) or x == mine):
                 raise RuleError(
-                    f"forward: in {self.describe()} an input is the number {mine}, and cannot be "
-                    f"another, got {x!r:.60}."
+                    f"forward: in {self.describe()} an input is the number {mine}, and must stay "
+                    f"this number, got {x!r:.60}."
                 )
         return on_tensors(self._outputs, vjp_again, [leaves[i] for i in self.places])
 
@@ -272,7 +270,7 @@ class RuleCall:
         return y if isinstance(y, tuple) else (y,)
 
     def function(self, xs: Sequence[Tensor]) -> Sequence[Tensor]:
-        """The op as a regrad function, recorded under its rule."""
+        """Run the op as a regrad function, and record it under its rule."""
         made = self.forward(*[x._data for x in xs])
         y: Any = tuple(map(wrap, made)) if isinstance(made, tuple) else wrap(made)
         state = current()
@@ -284,8 +282,8 @@ class RuleCall:
 
 
 def check_learned(value: Any) -> None:
-    """Refuse parameters of a rule that can have no gradient."""
-    if isinstance(value, LearnsDerivative):  # (which may also be constants)
+    """Raise for parameters of a rule that cannot have a gradient."""
+    if isinstance(value, LearnsDerivative):  # (its parameters may also be constants)
         value.check(
             lambda x: isinstance(x, torch.Tensor) and _float(x.dtype),
             "a tensor of PyTorch's floats",
@@ -304,7 +302,7 @@ class Overridden(torch.autograd.Function, metaclass=Silent):
 
     @staticmethod
     def forward(call: RuleCall, *xs: torch.Tensor) -> Any:
-        # (no mode is asked: the caller has seen to it)
+        # (no mode is active here: the caller has disabled them)
         y = call.forward(*xs) if call.record is None else call.record.take()
         if isinstance(y, tuple):
             call.kind, y = type(y), tuple(y)
@@ -324,16 +322,16 @@ class Overridden(torch.autograd.Function, metaclass=Silent):
             ctx.mark_non_differentiable(*[y for y in ys if not is_differentiable(y)])
         if not call.materializes:
             ctx.set_materialize_grads(False)
-        if in_forward_mode():  # vmap has it that both modes save the same
+        if in_forward_mode():  # under vmap both modes have to save the same tensors
             kept = list(range(len(xs)))
             ctx.save_for_forward(*xs, *(ys if call.keeps_y else ()))
         ctx.save_for_backward(*[xs[n] for n in kept], *(ys if call.keeps_y else ()))
-        # (one attribute: each costs as much as a call)
+        # (a single attribute, because each attribute costs as much as a call)
         ctx.known = call, [(tuple(x.shape), x.dtype) for x in xs], outputs, kept
 
     @staticmethod
     def backward(ctx: Any, *dys: torch.Tensor | None) -> Any:
-        # (what was saved may run a checkpoint again, under its own overrides)
+        # (reading saved tensors may run a checkpoint again, under its own overrides)
         return pull_back(ctx, ctx.saved_tensors, dys)
 
     @staticmethod
@@ -341,14 +339,14 @@ class Overridden(torch.autograd.Function, metaclass=Silent):
         call, specs, outputs, _ = ctx.known
         if call.once:
             raise GradientError(
-                f"forward mode: {call.describe()} has order=1, and nothing tells which derivative "
-                "is the first. Use reverse mode (grad, jacrev, vjp), at every order."
+                f"forward mode: {call.describe()} has order=1, and in forward mode the order "
+                "of a derivative is unknown. Use reverse mode (grad, jacrev, vjp), at every order."
             )
         if call.rule.asks_builtin or "forward" in call.rule.rule.extras:
             raise GradientError(
-                f"forward mode: {call.describe()} stands on `builtin` or `forward` (as a replaced "
-                "value without a gradient does), which are known in the backward pass only. Use "
-                "reverse mode (grad, jacrev, vjp)."
+                f"forward mode: {call.describe()} uses `builtin` or `forward` (as a replaced value "
+                "without a gradient does), which exist only in the backward pass. Use reverse mode "
+                "(grad, jacrev, vjp)."
             )
         call.count_run()
         try:
@@ -356,19 +354,19 @@ class Overridden(torch.autograd.Function, metaclass=Silent):
             dys = push_forward(call.function, xs, tangents[1:])
         except (AttributeError, TypeError) as error:
             raise GradientError(
-                f"forward mode: the rule {call.rule.name!r} is written with torch's functions, "
-                "and only one written with regrad's can be transposed. Use reverse mode (grad, "
-                "jacrev, vjp), or write the rule with regrad's functions."
+                f"forward mode: the rule {call.rule.name!r} is written with torch's functions, and "
+                "regrad transposes only rules written with regrad's functions. Use reverse mode "
+                "(grad, jacrev, vjp), or write the rule with regrad's functions."
             ) from error
         return dys if outputs else dys[0]
 
 
 def pull_back(ctx: Any, saved: Sequence[Any], dys: Sequence[torch.Tensor | None]) -> Any:
-    """Return the gradients by all arguments of the Function whose context this is."""
+    """Return the gradients of all arguments of the Function that this context belongs to."""
     call, specs, outputs, kept = ctx.known
     at, needs = call.at or range(1, len(specs) + 1), ctx.needs_input_grad
     wanted = [n for n, i in enumerate(at) if needs[i]]
-    if kept is not call.kept:  # what the rule names, of all that was saved
+    if kept is not call.kept:  # select the tensors that the rule names
         saved = [*[saved[kept.index(n)] for n in call.kept], *saved[len(kept) :]]
     pull = _pull_at_run_time if is_traced() and may_change(call.rule) else _pull_now
     found = pull(call, specs, outputs, wanted, saved, dys)
@@ -409,7 +407,7 @@ def _pull_now(
 def _replayed(
     call: RuleCall, specs: Any, outputs: Any, wanted: Sequence[int], arrays: Sequence[Any]
 ) -> Sequence[Any] | None:
-    """Return the gradients by a rule in regrad's functions as it was recorded, if it can be."""
+    """Return gradients from the recording of a rule in regrad's functions; None without a key."""
     rule = call.rule
     if rule.recordings is None:
         rule.recordings = Recordings(rule.functions)
@@ -430,7 +428,7 @@ def _pull_simply(
     return one.pull(call.spread(held, call.kept), y, dys[0], wanted)
 
 
-# A tensor does not count what is written into it by way of these.
+# A write through one of these does not increase the version counter of a tensor.
 UNCOUNTED = {"data", "numpy", "asarray", "from_dlpack", "untyped_storage"}
 
 
@@ -438,15 +436,15 @@ def guard(
     rule: Any, pull: Callable[..., Any], saved: Sequence[Any], dys: Sequence[Any],
     describe: Callable[[], str], hidden: bool = False,
 ) -> Any:  # fmt: skip
-    """Return `pull(saved, dys)`, by a rule that may write into these tensors.
+    """Return `pull(saved, dys)` for a rule that may write into these tensors.
 
-    Others read them: a gradient that arrives goes to other places too, and what was saved may be a
-    weight. So a rule gets copies when it first runs, and from then on if it wrote into them; also
-    where nobody counts what it writes (`hidden`, in programs and under torch.func, or if its code
-    names a way around the counting).
+    Other code reads the tensors too: an incoming gradient may flow to several places, and a saved
+    tensor may be a weight. So a rule receives copies when it first runs, and later if it wrote into
+    them. A rule always receives copies where torch does not count writes: in programs (`hidden`),
+    under torch.func, or if the code of the rule names a function in `UNCOUNTED`.
 
     Raises:
-        RuleError: a rule that wrote into nothing when it first ran has written into one.
+        RuleError: A rule wrote into a tensor, although it wrote into none when it first ran.
     """
     if rule.named is None:
         rule.named = names_in(rule.functions)
@@ -467,15 +465,15 @@ def guard(
 
 
 def wrote_into(rule: str) -> RuleError:
-    """Return the error that a rule wrote into what it was given without copies."""
+    """Return the error for a rule that wrote into its arguments although it received no copies."""
     return RuleError(
-        f"{rule} wrote into a tensor that it was given, which others may read. It had not done so "
-        "before, so it was given no copies. Return a new tensor: dy * 2, not dy.mul_(2)."
+        f"{rule} wrote into one of its arguments, which other code may read. The rule had not done "
+        "so before, so it received no copies. Return a new tensor: dy * 2, not dy.mul_(2)."
     )
 
 
 def _have_dtype(specs: Sequence[Any], dtype: torch.dtype) -> bool:
-    """Return whether inputs have the dtype of the gradient that arrived."""
+    """Return whether all inputs have the dtype of the incoming gradient."""
     for spec in specs:  # noqa: SIM110 (this is run for every op)
         if spec[1] is not dtype:
             return False
@@ -485,7 +483,7 @@ def _have_dtype(specs: Sequence[Any], dtype: torch.dtype) -> bool:
 def _pull_at_run_time(
     call: RuleCall, inputs: Any, outputs: Any, wanted: Sequence[int], saved: Any, dys: Any
 ) -> Sequence[Any]:
-    """Have a program that is being written call the rule when it runs."""
+    """Add a call of the rule to the program being traced, which makes the call at run time."""
     several, count = outputs is not None, len(inputs)
     specs = [*inputs, *(outputs or ())]
     dtypes = [dtype for _, dtype in specs]
@@ -500,11 +498,11 @@ def _pull_at_run_time(
 
 
 class Pull:
-    """Pulls the gradients that arrived through the rule.
+    """Applies the rule to the incoming gradients.
 
-    Where torch converts before it computes (autocast, mixed dtypes), the rule sees inputs in the
-    dtype of `dy`, as if the conversion had been an op of its own. A rule written with regrad's
-    functions sees bfloat16, which NumPy does not have, as float32.
+    Where torch converts inputs before it computes (autocast, mixed dtypes), the rule receives the
+    inputs in the dtype of `dy`, as if the conversion were a separate op. A rule written with
+    regrad's functions receives bfloat16, which NumPy does not have, as float32.
     """
 
     def __init__(
@@ -517,7 +515,7 @@ class Pull:
         self.leaves: list[int] = [call.places[n] for n in wanted]
 
     def in_one_dtype(self, given: Sequence[Any]) -> Sequence[Any]:
-        """Convert what the rule is given to the dtype of `dy`, as torch did before it computed."""
+        """Convert the rule's arguments to the dtype of `dy`, as torch did before it computed."""
         dys = given[-len(self.outputs or "1") :]
         self.dtype: Any = next((d.dtype for d in dys if d is not None and _float(d.dtype)), None)
         if self.dtype is None or _have_dtype(self.specs, self.dtype):
@@ -525,7 +523,7 @@ class Pull:
         return self._work_in(self.dtype, given)
 
     def as_regrad_sees(self, given: Sequence[Any]) -> Sequence[Any]:
-        """Convert bfloat16, once all is in one dtype."""
+        """Convert bfloat16 to float32, once all values have one dtype."""
         return self._work_in(torch.float32, given) if self.dtype is torch.bfloat16 else given
 
     def _work_in(self, dtype: torch.dtype, given: Sequence[Any]) -> Sequence[Any]:
@@ -554,7 +552,7 @@ class Pull:
         return self.fitting(one.pull_either(xs, y, dy, self.leaves, pull_by_regrad))
 
     def flat(self, tensors: Sequence[Tensor]) -> Sequence[Tensor]:
-        """The pull as a regrad function of what was saved and of the gradients that arrived."""
+        """Return the gradients, as a regrad function of saved tensors and incoming gradients."""
         xs, y, dy = self._sort(tensors)
         xs = [_as_tensor(x, tensors[-1]) for x in xs]
         one = self.call.foreign_call(self.work, self.outputs)
@@ -563,7 +561,7 @@ class Pull:
         return [zeros(self.work[n], tensors[-1]) if dx is None else dx for n, dx in pairs]
 
     def _sort(self, given: Sequence[Any]) -> tuple[list[Any], Any, Any]:
-        """The op's inputs, its output and the gradient that arrived, of what was saved and dys."""
+        """Split the saved tensors and `dys` into the op's inputs, its output and its gradient."""
         kept, outputs = len(self.call.kept), len(self.outputs or "1")
         xs = self.call.spread(given[:kept], self.call.kept)
         ys, dys = tuple(given[kept:-outputs]) or (None,), tuple(given[-outputs:])
@@ -571,20 +569,20 @@ class Pull:
 
 
 def zeros(spec: Any, like: Tensor) -> Tensor:
-    """Zeros of a shape and dtype, on the device of `like`."""
+    """Return zeros of a shape and dtype, on the device of `like`."""
     shape, dtype = spec
     return wrap(torch.zeros(shape, dtype=dtype, device=like._data.device))
 
 
 def _as_tensor(x: Any, like: Tensor) -> Any:
-    """A number as rules of regrad expect it."""
+    """Return a number as a tensor, which rules of regrad expect."""
     if not isinstance(x, int | float | complex):
         return x
     return wrap(torch.tensor(x, dtype=like._data.dtype, device=like._data.device))
 
 
 def _as_precise(dtype: torch.dtype, other: torch.dtype) -> torch.dtype:
-    """A float dtype with another's precision; complex if either is (`abs` has a real dy)."""
+    """Return a dtype with the precision of another; complex if either is (`abs` has a real dy)."""
     if dtype == other or not _float(dtype):
         return dtype
     return other.to_complex() if dtype.is_complex else other

@@ -1,4 +1,4 @@
-"""Calls of ops: which rule one gets where keys count calls or ask about sites, and its hit."""
+"""Calls of ops: which rule applies if keys count calls or read sites, and the hit of the call."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def site_here(scope: Any, op_type: str, n: int, xs: Iterable[torch.Tensor]) -> S
 
 
 class Choice:
-    """The rule of an op where keys count its calls, or ask about each."""
+    """The rule of an op whose keys count its calls, or read the site of each call."""
 
     chooses = True
     key: Any = None
@@ -42,23 +42,23 @@ class Choice:
         if len(biased) > 1:
             keys = " and ".join(repr(fit.key) for fit in self.held)
             raise ArgumentError(
-                f"{keys}: a rule that names the bias of {op_type} and one that does not hold for "
-                "calls of one module. Let both name it."
+                f"{keys}: for calls of one module, a rule that names the bias of {op_type} and a "
+                "rule that does not name it cannot both apply. Let both name it."
             )
         self.has_bias: bool = True in biased
 
     def pick(self, scope: Any, xs: Sequence[torch.Tensor]) -> ForeignRule | None:
-        """Return the rule of a call; None if no key fits it, or it could have no gradient.
+        """Return the rule of a call; None if no key fits, or if the call cannot have a gradient.
 
-        (A norm that is trained counts its batches, in integers: that is not a call to count.)
+        (A norm in training counts its batches, in integers. Such a call does not count.)
         """
         if not (self.replaces or any(map(is_differentiable, xs))):
             return None
         place = AROUND.get().place
         if place is not None and (fit := self._counting()):
             place.error = PassedOverError(
-                f"{fit.key!r} counts calls, and torch.compile writes a program once for all of "
-                "its calls. Name the module instead, or call the model without torch.compile."
+                f"{fit.key!r} counts calls, and torch.compile writes one program for all calls. "
+                "Name the module instead, or call the model without torch.compile."
             )
             return None
         counts = Counts() if place else counts_of(scope)
@@ -66,7 +66,7 @@ class Choice:
         return None if fit is None else self.held[fit]
 
     def _counting(self) -> Fit | None:
-        """Return a fit whose key counts calls, in itself or in a predicate."""
+        """Return a fit whose key counts calls, directly or in a predicate."""
         for fit in self.held:
             asked = [f for entry in fit.predicates for f in entry]
             if fit.key.counts or any("nth" in names_in([f]) for f in asked):
@@ -75,15 +75,15 @@ class Choice:
 
 
 def at_its_site(held: Any, scope: Any, op_type: str, xs: Sequence[torch.Tensor]) -> ForeignRule:
-    """Return a rule that asks for the site of its op, for the call that is made here."""
-    n = -1  # (a program is written once for all of its calls)
+    """Return a rule that reads the site of its op, for the call that the program makes here."""
+    n = -1  # (torch.compile writes one program for all calls)
     if AROUND.get().place is None:
         n = counts_of(scope).meet((held.key, op_type))
     return held.at_site(site_here(scope, op_type, n, xs))
 
 
 def bind_call(scope: Any, key: Any, op_type: str, shape: tuple[int, ...]) -> Hit:
-    """Count a call under the rule of a key, whose first tensor has this shape, where it stands."""
+    """Count a call under the rule of a key, at its line; `shape` is its first tensor's shape."""
     if (within := AROUND.get().within) is not None:
         raise within.hides(op_type)
     place = AROUND.get().place
@@ -91,14 +91,14 @@ def bind_call(scope: Any, key: Any, op_type: str, shape: tuple[int, ...]) -> Hit
     hit = hit_at(scope._root, key, op_type, where, place and place.spot)
     if place is None:
         hit.add(shape)
-    else:  # which counts it, when it is known that the program will be run
+    else:  # the place counts the call when the program is certain to run
         place.meets(hit, shape)
     return hit
 
 
 def hit_at(scope: Any, key: Any, op_type: str, where: str, spot: Any = None) -> Hit:
-    """Return the hit of a rule at a line, in the module that runs if the scope knows modules."""
+    """Return the hit of a rule at a line, and in the running module if the scope has modules."""
     binding: Binding = scope._bindings[key]
     if scope._modules is None:
-        return binding.by_line.get(where) or binding.hit_at(where)  # (a call less)
+        return binding.by_line.get(where) or binding.hit_at(where)  # (`get` saves a call)
     return binding.hit_in(path_here(scope, spot), op_type, where)

@@ -1,23 +1,24 @@
-"""Code that torch.compile captures: watched as it is traced, checked when a backend gets it.
+"""Code that torch.compile captures: watched during tracing, checked before a backend compiles it.
 
-The modes of open scopes are asked while torch.compile traces, so rules get into its graphs. What
-is seen only in autograd's record, after a call, is looked for here: torch.compile runs each node of
-a graph once on tensors without values, under autograd, and that run is watched like any other.
+torch.compile calls the modes of open scopes while it traces, so the graphs contain the rules. In
+eager mode, regrad finds some ops only in autograd's record after a call. In compiled code, regrad
+finds them here: torch.compile runs each node of a graph once on fake tensors, under autograd, and
+regrad watches that run like any other.
 
-While a scope is open, the functions here run in place of Dynamo's (`MAKERS`). In order of time:
+While a scope is open, the functions here replace functions of Dynamo (`MAKERS`). In order of time:
 
-    begin                 a graph is begun: the open modes lay out what a trace may ask them for
-    dispatch              a higher-order operator is met: its bodies are traced under our modes
-    call_apply            `apply` of somebody's Function is met: the Function is known (`APPLIED`)
-    trace_forward         its forward pass is traced without our modes (`FORWARD`); before torch
-                          2.11 it is `speculate` that does so
-    run_node              a node is run on tensors without values, in one of four ways:
-        ours                it calls a rule: its `Place` collects the hits
+    begin                 Dynamo begins a graph: the open modes prepare their rows
+    dispatch              Dynamo reaches a higher-order operator: it traces the bodies under modes
+    call_apply            Dynamo reaches `apply` of a third-party Function (stored in `APPLIED`)
+    trace_forward         Dynamo traces the Function's forward pass without regrad's modes
+                          (`FORWARD`); before torch 2.11 `speculate` does this
+    run_node              Dynamo runs a node on fake tensors. There are four cases:
+        regrad's            it calls a rule: its `Place` collects the hits
         in a forward pass   it must not compute an overridden op
-        unasked             no mode was asked about it: the parts that have rules take its place
-        any other           the nodes of autograd's that it made are looked at (`_look`)
-    call_module           a module is called: the scopes are as its place has them
-    call_user_compiler    the graph is complete: errors are raised and hits counted (`settle`)
+        undispatched        torch called no mode for it: parts that have rules replace it
+        any other           regrad checks the nodes of autograd that it created (`_look`)
+    call_module           Dynamo calls a module: the scopes take their state at that place
+    call_user_compiler    the graph is complete: regrad raises errors and counts hits (`settle`)
 """
 
 from __future__ import annotations
@@ -48,14 +49,14 @@ from regrad.torch.open_scopes import SCOPES, inside, scope_of
 from regrad.torch.places import Spot, has_own_call, path_here
 from regrad.torch.replacing import refuse_hidden
 
-_SEEN = "seen by regrad"  # in the meta of a node
+_SEEN = "seen by regrad"  # a key in the meta of a node
 
 
 class Place:
-    """The origin of a graph's node in the program, and the hits that it is counted in.
+    """The origin of a graph's node in the program, and the hits that count it.
 
-    A graph is run several times until it is compiled. The node counts once, when it is certain
-    that it will be part of a program.
+    Dynamo may run a graph several times before it compiles it. The node counts once, when it is
+    certain to be part of a program.
     """
 
     def __init__(self, where: str) -> None:
@@ -63,26 +64,26 @@ class Place:
         self.spot: tuple[Any, ...] = SCOPES.get()
         self.met: list[tuple[Hit, Any]] = []
         self.hits: dict[str, Hit] = {}  # by op type
-        self.notes: list[tuple[Any, Untouched]] = []  # by scope: comparisons that no cast uses yet
+        self.notes: list[tuple[Any, Untouched]] = []  # by scope: comparisons without a cast so far
         self.has_run = False
         self.error: PassedOverError | None = None
 
     def meets(self, hit: Hit, shape: tuple[int, ...]) -> None:
-        """The node runs an op under a rule."""
+        """Record that the node runs an op under a rule."""
         if not self.has_run:
             self.met.append((hit, shape))
             self.hits[hit.op_type] = hit
 
     def count(self) -> None:
-        """The node is part of a program."""
+        """Count the hits, since the node is part of a program."""
         while self.met:
             hit, shape = self.met.pop()
             hit.add(shape)
 
 
 @block
-def stand_at(place: Place, learned: Mapping[int, Any]) -> Generator[None]:
-    """A block in which a node runs that comes from this place, with the parameters of rules."""
+def at_place(place: Place, learned: Mapping[int, Any]) -> Generator[None]:
+    """Run a node of this place in a block, with the parameters of rules."""
     try:
         with inside(place=place, learned=learned):
             yield
@@ -91,12 +92,12 @@ def stand_at(place: Place, learned: Mapping[int, Any]) -> Generator[None]:
 
 
 def place_call(function: Callable[..., Any], place: Place) -> Callable[..., Any]:
-    """Return the function under a rule that a node calls, made for this one node."""
+    """Return the function under a rule that a node calls, created for this node alone."""
 
     names: Any = [*map(id, getattr(function, "ruleset").learned)]  # noqa: B009 (see `is_ours`)
 
     def at_its_place(*args: Any, learned: Sequence[Any] = (), **options: Any) -> Any:
-        with stand_at(place, dict(zip(names, learned, strict=False))):
+        with at_place(place, dict(zip(names, learned, strict=False))):
             return function(*args, **options)
 
     made = update_wrapper(at_its_place, function)
@@ -106,15 +107,15 @@ def place_call(function: Callable[..., Any], place: Place) -> Callable[..., Any]
 
 APPLIED: ContextVar[Any] = ContextVar("regrad_applied", default=None)  # a Function
 FORWARD: ContextVar[Any] = ContextVar("regrad_forward", default=None)  # one traced forward
-LISTED: ContextVar[Any] = ContextVar("regrad_listed", default=None)  # scopes that list it yet
-DONE: ContextVar[bool] = ContextVar("regrad_forward_done", default=False)  # traced already
+LISTED: ContextVar[Any] = ContextVar("regrad_listed", default=None)  # scopes that must list it
+DONE: ContextVar[bool] = ContextVar("regrad_forward_done", default=False)  # already traced
 
 
 # -- while torch.compile traces -------------------------------------------------------------------
 
 
 def begin(old: Callable[..., Any], self: Any, *args: Any, **options: Any) -> None:
-    """Have the rules of the modes that a trace begins under ready for it."""
+    """Begin a trace, and prepare the rows of the modes that are active in it."""
     old(self, *args, **options)
     if SCOPES.get():
         _refuse_unchecked()
@@ -124,18 +125,18 @@ def begin(old: Callable[..., Any], self: Any, *args: Any, **options: Any) -> Non
 
 
 def _refuse_unchecked() -> None:
-    """Refuse to compile on a version of torch for which nobody has seen that it works.
+    """Raise on a version of torch for which regrad has not yet tested torch.compile.
 
-    (The programs that show it cannot run here: another program is being traced.)
+    (The test programs cannot run here, because Dynamo is tracing another program.)
     """
     host = COMPILING.host
     if not (host.is_tested or COMPILING.checked or is_checking()):
         raise dynamo.through_dynamo(
             HostError(
                 f"PyTorch {host.version} is newer than the versions that regrad was tested with "
-                f"({host.range()}), and torch.compile was first met while it traced. Leave the "
-                "scope and enter it again: a few programs will be compiled then, in order to see "
-                "whether rules still count."
+                f"({host.range()}), and regrad first met torch.compile during a trace. Exit the "
+                "scope and enter it again: regrad will then compile a few programs, to verify that "
+                "rules still fire."
             )
         )
 
@@ -144,7 +145,7 @@ def run_node(
     old: Callable[..., Any], tracer: Any, node: Any, args: Sequence[Any],
     options: Mapping[str, Any], module: Any,
 ) -> Any:  # fmt: skip
-    """Watch a node as torch.compile runs it."""
+    """Run a node for torch.compile, and watch the run."""
     run = partial(old, tracer, node, args, options, module)
     if not SCOPES.get():
         return run()
@@ -154,7 +155,7 @@ def run_node(
         return run()
     if (function := FORWARD.get()) is not None:
         return _in_forward(function, node, run)
-    if (parts := _unasked(node, args, options)) is not None:
+    if (parts := _undispatched(node, args, options)) is not None:
         node.target = place_call(parts, Place(line_of(node)))
         return run()
     start = sequence_nr()
@@ -176,10 +177,10 @@ def run_node(
     return result
 
 
-def _unasked(node: Any, args: Sequence[Any], options: Mapping[str, Any]) -> Any:
-    """Return the parts of a function that torch.compile put into its program without asking.
+def _undispatched(node: Any, args: Sequence[Any], options: Mapping[str, Any]) -> Any:
+    """Return the parts of a function that torch.compile put into its program without calling modes.
 
-    It does so for `nn.CrossEntropyLoss()` that is made in the compiled function.
+    torch.compile does so for an `nn.CrossEntropyLoss()` created in the compiled function.
     """
     values = any(scope._ruleset.values for scope in SCOPES.get())
     if node.op != "call_function" or not (values or torch.is_grad_enabled()):
@@ -203,16 +204,16 @@ def _is_watched(node: torch.fx.Node) -> bool:
 
 
 def _is_call(node: torch.fx.Node) -> bool:
-    """Return whether a node is one op, and not a region of which each node was traced."""
+    """Return whether a node is one op, and not a region whose nodes Dynamo traced."""
     calls = node.op in ("call_function", "call_method", "call_module")
     is_whole = node.target in fused() or not any(dynamo.bodies(node))  # (flex_attention is both)
     return calls and is_whole
 
 
 def _by_scope(node: Any, look: Callable[[Any, Any], Any]) -> list[tuple[Any, Any]]:
-    """For each scope that does not leave it, the error that a node deserves, or a note on it.
+    """Return, for each scope that does not keep the function, an error or a note for a node.
 
-    `look(scope, function)` raises the error, or returns the note, or None.
+    `look(scope, function)` raises the error, or returns the note or None.
     """
     function = getattr(torch.Tensor, node.target) if node.op == "call_method" else node.target
     found: list[tuple[Any, Any]] = []
@@ -226,19 +227,19 @@ def _by_scope(node: Any, look: Callable[[Any, Any], Any]) -> list[tuple[Any, Any
 
 
 def _look_for_values(node: Any, below: Any) -> list[tuple[Any, Any]]:
-    """For each scope, the error that a node deserves in which ops ran whose values it replaces."""
+    """Return, for each scope, an error for a node that ran ops whose values the scope replaces."""
     return _by_scope(node, lambda scope, f: refuse_hidden(f, below, scope._ruleset.values))
 
 
 def _look(
     start: int, node: Any, args: Sequence[Any], options: Mapping[str, Any], result: Any
 ) -> list[tuple[Any, Any]]:
-    """For each scope, the error that the node deserves, or what it runs untouched."""
+    """Return, for each scope, an error for the node or a note of the ops that keep their own."""
 
     def look(scope: Any, function: Any) -> Untouched:
         ruleset, note = scope._ruleset, Untouched()
         line, path = (line_of(node), path_here(scope)) if scope._watch else ("", "")
-        _refuse_unasked(ruleset, function, args, options, result)
+        _refuse_undispatched(ruleset, function, args, options, result)
         scope._mode.refuse_fused(function, args, options)
         note_it = lambda shown, _: note.note(shown, line, path=path)  # noqa: E731
         ruleset.coverage.watch.look(function, start, result, note_it)
@@ -247,17 +248,17 @@ def _look(
     return _by_scope(node, look)
 
 
-def _refuse_unasked(
+def _refuse_undispatched(
     ruleset: Any, function: Any, args: Sequence[Any], options: Mapping[str, Any], result: Any
 ) -> None:
-    """Refuse a node of a function that has a rule: the mode would have put that in its place."""
+    """Raise for a node of a function that has a rule, which the mode would have applied."""
     spelling = ruleset.coverage.spelled.get(function)
     if spelling is None or not any(y.requires_grad for y in tensors((result,))):
         return
     if not is_other_op(spelling.family.type, args, options):
         raise PassedOverError(
-            f"torch.compile put {name_of(function)} into its program, which is overridden, and did "
-            "not ask about it, so that it would keep its own gradient. Call the model without "
+            f"torch.compile put {name_of(function)}, which is overridden, into its program without "
+            "calling the override, so it would keep its own gradient. Call the model without "
             "torch.compile."
         )
 
@@ -265,8 +266,13 @@ def _refuse_unasked(
 def call_apply(
     old: Callable[..., Any], self: Any, tx: Any, args: Sequence[Any], options: Mapping[str, Any]
 ) -> Any:
-    """Know whose forward pass is traced."""
+    """Record which Function's forward pass Dynamo traces; with a rule, the call is one node."""
     function = dynamo.function_class(self)
+    scopes = SCOPES.get()
+    row = (scopes[-1]._mode.traced or {}).get(function) if scopes else None
+    if row is not None:
+        mode = next(filter(_is_scope, reversed(dynamo.modes(tx))))
+        return dynamo.call_under(tx, _run_ruled, mode, row.call, args, options)
     token, done = APPLIED.set(function), DONE.set(False)
     listed = LISTED.set(listing(function, SCOPES.get()))
     try:
@@ -277,15 +283,20 @@ def call_apply(
         LISTED.reset(listed)
 
 
+def _run_ruled(mode: Any, call: Callable[..., Any], *args: Any, **options: Any) -> Any:
+    """Run a Function under its rule (torch.compile traces this)."""
+    return call(*args, **options, **mode.learned)
+
+
 def trace_forward(old: Callable[..., Any], self: Any, tx: Any, *args: Any, **options: Any) -> Any:
-    """Trace the forward pass of somebody's Function without modes: its backward pass decides."""
+    """Trace the forward pass of a third-party Function without modes; its backward pass applies."""
     return _trace_without_modes(tx, lambda: old(self, tx, *args, **options))
 
 
 def speculate(old: Callable[..., Any], tx: Any, *args: Any, **options: Any) -> Any:
-    """Trace a region: as `trace_forward` does, if it is such a forward pass.
+    """Trace a region; if it is the forward pass of a Function, as `trace_forward` does.
 
-    That is the first region of a Function's; the other one is its backward pass.
+    The forward pass is the first region of a Function, and the backward pass is the second.
     """
     if "autograd.Function" not in (options.get("description"), *args[3:4]) or DONE.get():
         return old(tx, *args, **options)
@@ -308,11 +319,11 @@ def _trace_without_modes(tx: Any, trace: Callable[[], Any]) -> Any:
 
 
 def _in_forward(function: Callable[..., Any], node: torch.fx.Node, run: Callable[[], Any]) -> Any:
-    """A node of the forward pass of a Function, which must not be overridden."""
+    """Run a node of a Function's forward pass, which must not compute an overridden op."""
     with Below() as below:
         result = run()
     node.meta[_SEEN] = _hidden(function, below.types, hidden_error)
-    while LISTED.get():  # (by its first node)
+    while LISTED.get():  # (the first node lists the Function)
         scope, name = LISTED.get().popitem()
         note = Untouched()
         note.note(name, line_of(node), path=path_here(scope))
@@ -323,7 +334,7 @@ def _in_forward(function: Callable[..., Any], node: torch.fx.Node, run: Callable
 def _hidden(
     function: Callable[..., Any], ran: set[str], error: Callable[..., PassedOverError]
 ) -> list[tuple[Any, Any]]:
-    """For each scope, the error that a node deserves in which ops of these types ran."""
+    """Return, for each scope, an error for a node that ran ops of these overridden types."""
     hit = ((scope, ran & scope._ruleset.rules.keys()) for scope in SCOPES.get())
     return [
         (scope, error(function, types))
@@ -333,12 +344,12 @@ def _hidden(
 
 
 def _untraced_error(function: Any, types: set[str]) -> PassedOverError:
-    """An overridden op ran in Python code that torch.compile takes as it is."""
+    """Return the error for an overridden op in Python code that torch.compile does not trace."""
     name = getattr(function, "__qualname__", repr(function))
     return PassedOverError(
-        f"{' and '.join(sorted(types))} ran in {name}, which torch.compile takes as it is (see "
-        f"allow_in_graph), so that the rule for {join_types(types)} might never run. Have it "
-        f"traced, or pass keep=[{name}] to leave it as it is."
+        f"{' and '.join(sorted(types))} ran in {name}, which torch.compile does not trace into "
+        f"(see allow_in_graph), so the rule for {join_types(types)} might never run. Let "
+        f"torch.compile trace it, or pass keep=[{name}] to leave it as it is."
     )
 
 
@@ -346,18 +357,18 @@ _LINE = re.compile(r'File "(.+?)", line (\d+)')
 
 
 def line_of(node: torch.fx.Node) -> str:
-    """The line of the user's program that a node of a graph comes from."""
+    """Return the line of the user's program that a node of a graph comes from."""
     lines = _LINE.findall(node.stack_trace or "")
     own = [line for line in lines if not line[0].startswith(LIBRARIES)]
     return ":".join(own[-1]) if own else find_caller(LIBRARIES)
 
 
 def dispatch(old: Any, tx: Any, fn: Any, args: Any, options: Any) -> Any:
-    """Have the bodies of higher-order operators traced under the modes of the open scopes.
+    """Trace the bodies of higher-order operators under the modes of the open scopes.
 
-    torch.compile asks a mode for such an operator as a whole, and takes the mode off meanwhile. A
-    region that is to be compiled once for all its calls is traced where it stands: torch cannot
-    tell the modes of two calls apart.
+    torch.compile calls a mode for the operator as a whole, and pops the mode meanwhile. regrad
+    traces a region that torch would compile once for all calls inline at each call, because torch
+    cannot distinguish the modes of two calls.
     """
     operator = getattr(fn, "value", None)
     known = is_operator(operator) and dynamo.can_trace_operator(fn)
@@ -369,12 +380,12 @@ def dispatch(old: Any, tx: Any, fn: Any, args: Any, options: Any) -> Any:
 
 
 def is_operator(function: object) -> bool:
-    """Return whether a function is a higher-order operator, which modes are not asked about."""
+    """Return whether a function is a higher-order operator, for which torch calls no mode."""
     return isinstance(function, Operator)
 
 
 def _is_scope(mode: Any) -> bool:
-    """Return whether a variable of Dynamo's stands for a mode of ours."""
+    """Return whether a variable of Dynamo represents a mode of regrad."""
     return hasattr(dynamo.value_of(mode), "ruleset")
 
 
@@ -384,30 +395,31 @@ def _is_scope(mode: Any) -> bool:
 def call_user_compiler(
     old: Callable[..., Any], self: Any, graph: torch.fx.GraphModule, *args: Any, **options: Any
 ) -> Any:
-    """Check a graph before a backend compiles it, and tell the scopes in which it then runs."""
+    """Check a graph before a backend compiles it; wrap the program to report to the scopes."""
     if not SCOPES.get():
         return old(self, graph, *args, **options)
     if COMPILING.losses:
         raise dynamo.through_dynamo(COMPILING.error())
     types = settle(graph)
-    dynamo.drop_guards(self, lambda mode: hasattr(mode, "ruleset"))  # which has a class of its own
+    # (the class of the mode identifies the rules, so the guards on it are not needed)
+    dynamo.drop_guards(self, lambda mode: hasattr(mode, "ruleset"))
     try:
         program = old(self, graph, *args, **options)
-    except Exception as error:  # a rule that is wrong is run here for the first time
+    except Exception as error:  # an invalid rule runs here for the first time
         inner = getattr(error, "inner_exception", None)
         if not isinstance(inner, RegradError):
             raise
         raise dynamo.through_dynamo(inner) from inner
-    return tell_scopes(program, types, _ran_in(self), any(map(_may_hide, nodes(graph))))
+    return report_to_scopes(program, types, _ran_in(self), any(map(_may_hide, nodes(graph))))
 
 
 def settle(graph: torch.fx.GraphModule) -> dict[Any, set[str]]:
-    """Raise for what would be passed over; count the rest. The op types in it, by their rules."""
+    """Raise for overrides that torch would skip; count the others and return their op types."""
     types: dict[Any, set[str]] = {}
     for node in nodes(graph):
         if is_ours(node.target):
             if not hasattr(node.target, "place"):
-                raise dynamo.through_dynamo(COMPILING.lose("Dynamo runs nodes out of sight"))
+                raise dynamo.through_dynamo(COMPILING.lose("Dynamo runs nodes elsewhere"))
             if node.target.place.error is not None:
                 raise dynamo.through_dynamo(node.target.place.error)
             node.target.place.count()
@@ -424,16 +436,16 @@ def settle(graph: torch.fx.GraphModule) -> dict[Any, set[str]]:
 
 
 def nodes(graph: torch.fx.GraphModule) -> Iterator[Any]:
-    """The nodes of a graph, and of the graphs in it."""
+    """Yield the nodes of a graph, and of the graphs inside it."""
     for node in graph.graph.nodes:
         yield node
-        # (a body belongs to the call that takes it as an argument)
+        # (a body belongs to the call that has it as an argument)
         for body in dynamo.bodies(node) if node.op != "get_attr" else ():
             yield from nodes(body)
 
 
 def _may_hide(node: Any) -> bool:
-    """Return whether a node runs Python code that was not traced, with ops nobody has seen yet."""
+    """Return whether a node runs untraced Python code, with ops that regrad has not seen yet."""
     if node.op == "call_module":
         return True
     return (
@@ -444,30 +456,30 @@ def _may_hide(node: Any) -> bool:
 
 
 def _is_untraced(function: object) -> bool:
-    """Return whether a node runs somebody's Python code as it is, as `allow_in_graph` has it."""
+    """Return whether a node runs Python code that Dynamo does not trace, by `allow_in_graph`."""
     written = not isinstance(function, str | type | BuiltinFunctionType | Overload | Packet)
     module = getattr(function, "__module__", None) or "torch"
     return written and module.partition(".")[0] not in ("torch", "_operator")
 
 
-def tell_scopes(
+def report_to_scopes(
     program: Callable[..., Any], types: dict[Any, set[str]], ran: dict[str, None], asks: bool
 ) -> Callable[..., Any]:
-    """Return a compiled program that tells the scopes it runs in which of their rules it has.
+    """Return a compiled program that reports its built-in rules to the scopes in which it runs.
 
-    Every node was looked at when it was traced, so that no mode needs to be asked again about the
-    functions of torch that the program calls, but for those in it that hide others (`asks`).
+    regrad checked every node during tracing. So no mode needs to be called for the functions of
+    torch in the program, except for functions that hide other ops (`asks`).
     """
     modes = nullcontext if asks else DisableTorchFunction
 
     def run(*args: Any) -> Any:
         for ruleset, built_in in types.items():
             scope = scope_of(ruleset)
-            if scope is None:  # torch keeps modes by thread, and several tasks may share one
+            if scope is None:  # (torch keeps modes per thread, and tasks may share a thread)
                 raise PassedOverError(
-                    f"a program of torch.compile with rules for {join_types(built_in)} built in "
-                    "was called in a task, or context, in which no scope with them is open. Call "
-                    "it in the task that opened the scope, or leave the scope before tasks change."
+                    f"a program of torch.compile with built-in rules for {join_types(built_in)} "
+                    "was called in a task, or context, without an open scope of these rules. Call "
+                    "it in the task that opened the scope, or exit the scope before tasks switch."
                 )
             scope._compiled.update(ruleset.keys_of(built_in))
             if scope._modules is not None:
@@ -484,10 +496,10 @@ def tell_scopes(
 def call_module(
     old: Callable[..., Any], self: Any, tx: Any, args: Sequence[Any], options: Mapping[str, Any]
 ) -> Any:
-    """Move to where a module runs, as `places.follow` does, while its call is traced.
+    """Move the scopes into a module while Dynamo traces its call, as `places.follow` does.
 
-    A program serves again for other modules that are built alike. Where keys tell them apart, it
-    is only for this one.
+    Dynamo may reuse a program for other modules of the same structure. If keys distinguish between
+    such modules, the program is only for this module.
     """
     spot, module = SCOPES.get(), dynamo.value_of(self)
     if type(spot) is not Spot or module is None:
@@ -505,14 +517,15 @@ def call_module(
             dynamo.guard_identity(self)
     if to.whole and to is not spot and has_own_call(module):
         error = PassedOverError(
-            f"the call of {type(module).__name__}, which has a call of its own, has a rule "
-            "as a whole, which torch.compile would pass over. Run the model without it"
+            f"the call of {type(module).__name__} has a rule as a whole, but the module defines "
+            "its own call, so torch.compile would skip the rule. Run the model without "
+            "torch.compile"
         )
         raise dynamo.through_dynamo(error)
-    if to.whole and to is not spot:  # (its module runs as it is, between two programs)
+    if to.whole and to is not spot:  # (the module runs in Python, between two programs)
         raise dynamo.graph_break(
-            f"the call of {type(module).__name__} has a rule of regrad's as a whole, and runs in "
-            "Python between two programs, so leave out fullgraph=True"
+            f"the call of {type(module).__name__} has a rule of regrad as a whole, and runs in "
+            "Python between two programs. Do not pass fullgraph=True"
         )
     before = list(stack)
     changed = {a._ruleset: b._ruleset for a, b in zip(spot, to, strict=True) if a is not b}

@@ -1,4 +1,4 @@
-"""The torch callables that compute several ops in one kernel: which ops, and how to part them."""
+"""The torch callables that compute several ops in one kernel, and their decompositions."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from regrad.torch.optypes import functions_named, spellings, switch
 
 
 class Fused(NamedTuple):
-    """A callable that computes several ops at once: which, and how to compute them one by one.
+    """A callable that computes several ops at once: the ops, and how to compute them one by one.
 
-    Only the op types that it contains are the user's. What else it does (bias, scale, masks,
-    dropout, layout) is torch's own, and no rule concerns it.
+    Only the op types in `contains` are the user's. The other steps (bias, scale, masks, dropout,
+    layout) are internal to torch, and no rule applies to them.
     """
 
     contains: frozenset[str]
-    parts: Callable[..., Any] | None  # None: it cannot be taken apart here
-    when: Callable[..., bool] | None = None  # only for such arguments
-    what: str = ""  # which arguments these are, for a message
+    parts: Callable[..., Any] | None  # None: regrad cannot decompose it
+    when: Callable[..., bool] | None = None  # the condition on the arguments
+    what: str = ""  # a description of the condition, for messages
     in_place: bool = False
     draws: Callable[..., bool] | None = None  # whether it draws random numbers
-    exact: bool = False  # its parts have torch's value to the bit
-    lent: bool = False  # only for a rule of regrad's own, whose op knows no such arguments
-    biased: bool = False  # only for a rule that does not ask for the bias
-    compares: bool = False  # of booleans between (see `thresholds`): parts may be torch's own call
+    exact: bool = False  # the value of its parts is bit-identical to torch's
+    lent: bool = False  # only for the op's own rule, if regrad's op does not have the arguments
+    biased: bool = False  # only for a rule that does not name the bias
+    compares: bool = False  # for comparisons and casts (see `thresholds`): parts may be torch's own
 
     def changes(
         self, function: Callable[..., Any], args: Sequence[Any], options: Mapping[str, Any]
@@ -87,17 +87,17 @@ def _is_product(*args: Any, **options: Any) -> bool:
 
 
 def _reduces(*args: Any, **options: Any) -> bool:
-    """Return whether a sparse product is not one of sums."""
+    """Return whether a sparse product uses a reduction other than the sum."""
     return len(args) + len(options) > 2
 
 
-def _gives_indices(*args: Any, **options: Any) -> bool:
-    """Return whether a pooling says where it found its maxima."""
+def _returns_indices(*args: Any, **options: Any) -> bool:
+    """Return whether a pooling also returns the indices of its maxima."""
     return bool((*args, *[False] * 7)[6] or options.get("return_indices"))
 
 
 def _has_options(*args: Any, **options: Any) -> bool:
-    """Return whether a loss is computed in chunks, by one op."""
+    """Return whether one op computes a loss in chunks."""
     return options.get("options") is not None
 
 
@@ -109,13 +109,13 @@ def _drops(
 
 
 def _drops_between(input: torch.Tensor, *args: Any) -> bool:
-    """Return whether a recurrent layer in training drops what it hands to the next one."""
+    """Return whether a recurrent layer in training applies dropout between its layers."""
     _, _, _, layers, dropout, train, *_ = args[isinstance(args[2], list | tuple) :]
     return train and dropout > 0 and layers > 1
 
 
 def _has_vector(*args: Any, **options: Any) -> bool:
-    """Return whether a product is not of matrices."""
+    """Return whether a product has a vector among its operands."""
     return any(x.dim() == 1 for x in (*args, *options.values()) if isinstance(x, torch.Tensor))
 
 
@@ -124,7 +124,7 @@ def _has_no_dim(input: torch.Tensor, dim: int | None = None, *args: Any, **optio
 
 
 def _has_channels(*args: Any, **options: Any) -> bool:
-    """Return whether there is a slope for each channel."""
+    """Return whether `prelu` has a slope for each channel."""
     x, slope = (*args, *options.values())[:2]
     return slope.dim() == 1 and (slope.numel() > 1 or not x.dim())
 
@@ -136,12 +136,12 @@ def _from_the_end(input: torch.Tensor, dim: int | None = 0, *args: Any, **option
 def _of_no_axes(
     input: torch.Tensor, dim: int | Sequence[int] | None = None, *args: Any, **options: Any
 ) -> bool:
-    """Return whether all axes are meant by naming none."""
+    """Return whether the call means all axes by an empty list."""
     dim = options.get("axis", dim)
     return isinstance(dim, list | tuple) and not dim
 
 
-# Arguments that torch's callables take and regrad's ops do not: how to call them so that both do.
+# Arguments that torch's callables have and regrad's ops do not: equivalent calls that both accept.
 _FOREIGN: dict[str, tuple[Callable[..., Any], Callable[..., bool]]] = {
     "MatMul": (of.of_matrices, _has_vector),
     "Prelu": (of.by_channel, _has_channels),
@@ -154,7 +154,7 @@ _FOREIGN: dict[str, tuple[Callable[..., Any], Callable[..., bool]]] = {
 
 @cache
 def fused() -> dict[Any, list[Fused]]:
-    """The callables that compute an op type among others; of the rows of one the first counts."""
+    """Return the rows of callables that compute op types among others; the first match applies."""
     table: dict[Any, list[Fused]] = {}
     for function, form in chain(_rows_of_spellings(), *_rows_of_products(), *_rows()):
         table.setdefault(function, []).append(form)
@@ -162,16 +162,16 @@ def fused() -> dict[Any, list[Fused]]:
 
 
 def fitting(rows: Sequence[tuple[Any, Any]], args: Sequence[Any], options: Any) -> Any:
-    """Return what runs in the place of a call: the first, of pairs of when and what; or None."""
+    """Return the function that replaces a call, from pairs of condition and function; or None."""
     return next((run for when, run in rows if when is None or when(*args, **options)), None)
 
 
 def row(
     functions: Any, contains: str, parts: Any, *given: Any, **more: Any
 ) -> Iterator[tuple[Any, Fused]]:
-    """Callables, or their names in torch; the op types inside; the parts; what else a row says.
+    """Yield a row for each callable, or name in torch: the op types inside, the parts, and options.
 
-    The parts are a function, and what it is given before `op`.
+    The parts are a function, and its arguments before `op`.
     """
     parts = partial(parts, *given) if given else parts
     for function in functions_named(functions) if isinstance(functions, str) else functions:
@@ -179,21 +179,21 @@ def row(
 
 
 def both(name: str, *columns: Any, **more: Any) -> Iterator[tuple[Any, Fused]]:
-    """A row, and that of the variant in place."""
+    """Yield a row, and the row of the in-place variant."""
     yield from row(name, *columns, **more)
     yield from row(f"{name}_", *columns, in_place=True, **more)
 
 
 _SUM = partial(products.add_product, products.matrix_product)
 _SUM_OF_ALL = partial(products.add_product, products.sum_of_products)
-_LAYERS = {  # and the op types inside
+_LAYERS = {  # recurrent layers, and the op types inside
     "lstm": "MatMul Sigmoid Tanh", "gru": "MatMul Sigmoid Tanh",
     "rnn_tanh": "MatMul Tanh", "rnn_relu": "MatMul Relu",
 }  # fmt: skip
 
 
 def _rows_of_products() -> list[Iterator[tuple[Any, Fused]]]:
-    """Contractions of tensors, and the recurrent layers that are made of them."""
+    """Return the rows of contractions of tensors, and of recurrent layers."""
     sparse_mm = [torch.sparse.mm, *functions_named("_sparse_mm")]
     sparse_addmm = [torch.sparse.addmm, *functions_named("_sparse_addmm")]
     return [
@@ -224,7 +224,7 @@ def _rows() -> list[Iterator[tuple[Any, Fused]]]:
     bce = F.binary_cross_entropy_with_logits
     return [
         row("scaled_dot_product_attention", "MatMul Softmax", of.attention, draws=_drops),
-        # (torch.compile asks no mode about what the losses of torch.nn.functional call)
+        # (torch.compile calls no mode for the functions inside losses of torch.nn.functional)
         row([F.cross_entropy], "LogSoftmax", of.named_loss, F.cross_entropy),
         row("cross_entropy_loss", "LogSoftmax", of.cross_entropy),
         row([bce], "Sigmoid", of.named_loss, bce),
@@ -263,8 +263,8 @@ def _rows() -> list[Iterator[tuple[Any, Fused]]]:
         row("view_as reshape_as", "Reshape", of.reshape_as, exact=True),
         row("conv2d", "Conv2D", of.convolution, torch.conv2d, 2, when=_has_bias, biased=True),
         row("conv3d", "Conv3D", of.convolution, torch.conv3d, 3, when=_has_bias, biased=True),
-        row("max_pool2d", "MaxPool", None, when=_gives_indices, what=" with indices"),
-        row("max_pool3d", "MaxPool3D", None, when=_gives_indices, what=" with indices"),
+        row("max_pool2d", "MaxPool", None, when=_returns_indices, what=" with indices"),
+        row("max_pool3d", "MaxPool3D", None, when=_returns_indices, what=" with indices"),
         row("linear_cross_entropy", "MatMul LogSoftmax torch.nn.functional.linear "
             "torch.nn.functional.cross_entropy", None, when=_has_options, what=" with options"),
         row([torch.ops.higher_order.flex_attention], "MatMul Softmax", None),
@@ -274,7 +274,7 @@ def _rows() -> list[Iterator[tuple[Any, Fused]]]:
 
 
 def _rows_of_spellings() -> Iterator[tuple[Any, Fused]]:
-    """The same of callables that are an op type's own, with arguments that it does not have."""
+    """Yield rows of an op type's own callables, for arguments that regrad's op does not have."""
     for function, (family, plain, in_place, _) in spellings().items():
         row_of = partial(row, [function], family.type, in_place=in_place)
         if family.type in ("AddV2", "Sub"):
@@ -286,7 +286,7 @@ def _rows_of_spellings() -> Iterator[tuple[Any, Fused]]:
 
 
 def is_other_op(op_type: str, args: Sequence[Any], options: Mapping[str, Any]) -> bool:
-    """Return whether a call that is spelled like the op type is another op, by its arguments."""
+    """Return whether the arguments of a call make it a different op than its op type."""
     if op_type == "RealDiv":
         return options.get("rounding_mode") is not None
     if op_type == "SelectV2":
@@ -295,13 +295,13 @@ def is_other_op(op_type: str, args: Sequence[Any], options: Mapping[str, Any]) -
 
 
 @cache
-def asked_when_compiled() -> frozenset[Any]:
-    """Return the functions of the tables, which torch.compile is to ask modes about."""
+def dispatched_when_compiled() -> frozenset[Any]:
+    """Return the functions of the tables for which torch.compile has to call modes."""
     return frozenset(f for f in {*spellings(), *fused()} if _is_called(f))
 
 
 def _is_called(function: Callable[..., Any]) -> bool:
-    """Return whether a function is one that programs call, and no wrapper of torch.Tensor."""
+    """Return whether programs call a function directly, unlike a wrapper of torch.Tensor."""
     if isinstance(function, FunctionType):
         return function.__module__ == F.__name__
     return isinstance(function, BuiltinFunctionType)

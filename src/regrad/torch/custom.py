@@ -1,4 +1,4 @@
-"""`custom_grad` for torch: a gradient of one's own, as a closure."""
+"""`custom_grad` for torch: custom gradients, written as closures."""
 
 from __future__ import annotations
 
@@ -30,32 +30,32 @@ if TYPE_CHECKING:
 
 
 def custom_grad(f: Any = None, *, cast_inputs: torch.dtype | None = None) -> Callable[..., Any]:
-    """Return a function of torch tensors with a gradient of your own, without `ctx` and `apply`.
+    """Return a function of torch tensors with a custom gradient, without `ctx` and `apply`.
 
     Args:
-        f: `f(*inputs, save)` returns `{"value": y, "grad_func": g}`, a pair `(y, g)`, or a
-            named tuple with these fields. `y` is a tensor or a container of tensors. `save` may
-            be left out; it is given by keyword if f names it, else last.
-        cast_inputs: Where autocast is on, cast inputs of floats (but float64) to this dtype, and
-            run f and g without autocast.
+        f: `f(*inputs, save)` returns `{"value": y, "grad_func": g}`, a pair `(y, g)`, or a named
+            tuple with these fields. `y` is a tensor or a container of tensors. The parameter `save`
+            is optional. regrad passes it by keyword if f names it, else as the last argument.
+        cast_inputs: Where autocast is on, cast float inputs (except float64) to this dtype, and run
+            f and g without autocast.
 
-    Tensors among the positional arguments, also inside containers, are the inputs; keywords and
-    everything else pass through as constants. `g(dy, saved)`, or `g(dy)`, returns the gradients as
-    a list with one entry per argument that holds tensors, in order. An entry has its argument's
-    structure, with tensors of the inputs' shapes and dtypes: for `{"w": w, "b": b}` a dict with
-    these keys (a list and a tuple are alike). None, for an argument or any part of it, means no
-    gradient. If there is only one such argument, its entry alone will do. `save([a, b])` keeps
-    tensors for g as `saved[0]`, `saved[1]`; `save(a=a)` as `saved.a`. g may also just use
-    tensors of f.
+    Tensors among the positional arguments, also inside containers, are the inputs. Keywords and all
+    other arguments are constants. `g(dy, saved)`, or `g(dy)`, returns the gradients as a list with
+    one entry per argument that holds tensors, in order. An entry has its argument's structure, with
+    tensors of the inputs' shapes and dtypes: for `{"w": w, "b": b}`, a dict with these keys (lists
+    and tuples are interchangeable). None, for an argument or a part of it, means no gradient. If
+    there is only one such argument, g may return its entry without the list. `save([a, b])` keeps
+    tensors for g as `saved[0]`, `saved[1]`; `save(a=a)` keeps them as `saved.a`. g may also use
+    tensors of f directly.
 
-    Saved intermediates keep their own history, so second and higher derivatives are those of
-    the code of g. It works under `torch.func` (not in forward mode), `torch.compile`,
-    checkpointing and autocast. Where autocast was on for f, it is on for g, and gradients are cast
-    to the dtypes of the inputs.
+    Saved intermediates keep their own history, so second and higher derivatives differentiate the
+    code of g. `custom_grad` works under `torch.func` (except in forward mode), `torch.compile`,
+    checkpointing and autocast. If autocast was on for f, it is also on for g, and regrad casts
+    gradients to the dtypes of the inputs.
 
     Raises:
-        ArgumentError: f does not return a value and a gradient function; `save` is misused.
-        GradientError: f closes over a tensor that is being differentiated, or got one by
+        ArgumentError: f does not return a value and a gradient function; f misuses `save`.
+        GradientError: f closes over a tensor that requires a gradient, or the caller passes one by
             keyword; forward mode.
         RuleError: g returns gradients of the wrong structure, kind, shape or dtype.
 
@@ -104,8 +104,8 @@ def custom_grad(f: Any = None, *, cast_inputs: torch.dtype | None = None) -> Cal
             if found is not None:
                 raise GradientError(
                     f"custom_grad: {call.describe()} closes over {describe_closed_over(found, f)}, "
-                    "which requires grad; its gradient would be lost. Pass it as an input of its "
-                    "own, for which grad_func returns a gradient too, or detach it."
+                    "which requires grad; its gradient would be lost. Pass it as a separate input, "
+                    "for which grad_func also returns a gradient, or detach it."
                 )
         return call.close(list(call(ys)))
 
@@ -113,19 +113,22 @@ def custom_grad(f: Any = None, *, cast_inputs: torch.dtype | None = None) -> Cal
 
 
 def open_arguments(args: tuple[Any, ...]) -> tuple[list[torch.Tensor], Callable[[], Any]]:
-    """The tensors among the arguments, and the arguments with Holes for them."""
+    """Return the tensors among the arguments, and a function that returns the arguments with Holes.
+
+    Each Hole marks the place of a tensor.
+    """
     leaves, _, spec = containers.opened(args)
     if any(isinstance(leaf, Tensor) for leaf in leaves):
         raise ArgumentError(
-            "custom_grad of regrad.torch: an argument is a Tensor of regrad, expected torch's. "
-            "For functions of regrad's Tensors there is rg.custom_grad."
+            "custom_grad of regrad.torch: an argument is a Tensor of regrad, expected a tensor of "
+            "torch. For functions of regrad's Tensors use rg.custom_grad."
         )
     places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
     return [leaves[i] for i in places], containers.with_holes(leaves, places, spec)
 
 
 def refuse_keywords(options: dict[str, Any], name: str) -> None:
-    """Keywords are constants."""
+    """Raise for keyword arguments that require a gradient, since keywords are constants."""
     for key, value in options.items():
         if any(x.requires_grad for x in tensors(containers.flatten(value)[0])):
             raise GradientError(
@@ -135,11 +138,11 @@ def refuse_keywords(options: dict[str, Any], name: str) -> None:
 
 
 class CustomTorchCall(SavedValues):
-    """One call of a custom function: what it saved, and its gradient function."""
+    """One call of a custom function: its saved values and its gradient function."""
 
     array = torch.Tensor, "a tensor", "dx.to(x.dtype)"
     grad_func: Callable[..., Any]
-    autocast: tuple[str, torch.dtype] | None = None  # the device and dtype, where it is on
+    autocast: tuple[str, torch.dtype] | None = None  # the device and dtype, if autocast is on
 
     def __init__(
         self, custom: CustomFunction, inputs: Sequence[torch.Tensor], make: Callable[[], Any]
@@ -150,7 +153,7 @@ class CustomTorchCall(SavedValues):
         self.arguments: Arguments = custom.arguments(self.count, make)
 
     def __call__(self, ys: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-        """The values, with the gradient function behind them."""
+        """Return the values, with the gradient function attached to them."""
         if AROUND.get().own:
             return list(ys)
         held = list(self.used_tensors())
@@ -159,16 +162,16 @@ class CustomTorchCall(SavedValues):
             inputs, self.inputs = self.inputs, ()  # autograd keeps them from now on
             return apply(Custom, self, len(held), *inputs, *held, *values)
 
-    # -- what grad_func uses goes through autograd, so that it has a history and may be batched --
+    # -- the tensors of grad_func pass through autograd, for their history and for vmap ------------
 
     def used_tensors(self) -> Iterator[torch.Tensor]:
-        """The tensors that grad_func uses: what was saved, and what it closes over."""
+        """Yield the tensors that grad_func uses: saved values, and values in its closure."""
         yield from tensors(_saved_values(self.saved))
         for cell in _cells(self.grad_func):
             yield from tensors(containers.flatten(cell.cell_contents)[0])
 
     def refill(self, held: Sequence[torch.Tensor]) -> tuple[Callable[..., Any], Any]:
-        """grad_func, and what was saved, with these tensors in place of the first ones."""
+        """Return grad_func and the saved values, with these tensors in place of the old ones."""
         rest = iter(held)
 
         def replaced(value: Any) -> Any:
@@ -187,7 +190,7 @@ class CustomTorchCall(SavedValues):
     def answer(
         self, wanted: Sequence[bool], held: Sequence[torch.Tensor], dys: Sequence[torch.Tensor]
     ) -> list[Any]:
-        """The gradients by the inputs, of which some are wanted."""
+        """Return the gradients of the inputs, computed for the wanted inputs."""
         grad_func, saved = self.refill(held)
         needs = partial(self.arguments.needs, wanted)
         return self.arguments.leaves(self.custom.pull(grad_func, self.close([*dys]), saved, needs))
@@ -200,7 +203,7 @@ def _saved_values(saved: Any) -> Any:
 
 
 def _cells(function: Callable[..., Any]) -> list[CellType]:
-    """The closure cells of a function that hold tensors, alone or in containers."""
+    """Return the closure cells of a function that hold tensors, directly or in containers."""
     found = []
     for cell in getattr(getattr(function, "rule", function), "__closure__", None) or ():
         try:
@@ -213,7 +216,7 @@ def _cells(function: Callable[..., Any]) -> list[CellType]:
 
 
 def _with_cells(function: Any, contents: dict[int, Any]) -> Any:
-    """A function that closes over other values."""
+    """Return a copy of a function that closes over other values."""
     if not contents:
         return function
     if isinstance(function, Once):
@@ -259,8 +262,8 @@ class Custom(torch.autograd.Function, metaclass=Silent):
     def jvp(ctx: Any, *tangents: torch.Tensor | None) -> Any:
         raise GradientError(
             f"forward mode: {ctx.call.name} has a custom gradient written with torch's functions, "
-            "of which nobody can know whether it is linear in dy. Use reverse mode (grad, jacrev, "
-            "vjp), or write the function with regrad and regrad.torch.from_regrad."
+            "and regrad cannot verify that it is linear in dy. Use reverse mode (grad, jacrev, "
+            "vjp), or write the function with regrad and call regrad.torch.from_regrad."
         )
 
 
@@ -276,6 +279,6 @@ def _check(call: CustomTorchCall, i: int, dx: torch.Tensor | None, specs: Sequen
     if isinstance(dx, torch.Tensor) and dx.dtype == dtype and tuple(dx.shape) == shape:
         return dx
     dx = _cast(dx, dtype) if call.autocast else dx
-    has_dtype = dtype.is_floating_point or dtype.is_complex  # (of an integer it may be any)
+    has_dtype = dtype.is_floating_point or dtype.is_complex  # (else any dtype is accepted)
     call.check_answer(i, dx, shape, dtype if has_dtype else None)
     return dx

@@ -1,4 +1,4 @@
-"""torch's own gradient of a function: from the record of a call, or by running it again."""
+"""torch's own gradient of a function: from the record of a call, or from running it again."""
 
 from __future__ import annotations
 
@@ -30,41 +30,41 @@ Tensors = Sequence[torch.Tensor]
 
 
 class TorchGradient:
-    """The record that autograd made of one call, of aliases of its inputs."""
+    """autograd's record of one call, on aliases of the call's inputs."""
 
     def __init__(self, function: Callable[..., Any], xs: Tensors) -> None:
         with DisableTorchFunction():
-            xs = [x.view_as(x) if x.requires_grad else x for x in xs]  # inputs of this call alone
+            xs = [x.view_as(x) if x.requires_grad else x for x in xs]  # used in this call only
         self.xs: Tensors = xs
         self.nodes: list[Any] = [x.grad_fn for x in xs]
         y = function(*xs)
         self.kind: Any = type(y) if isinstance(y, tuple) else None  # (`torch.return_types.sort`)
         self.ys: Sequence[torch.Tensor] = y if isinstance(y, tuple) else (y,)
         self.ends: list[Any] = [(y.grad_fn, y.output_nr) for y in self.ys]
-        # (the node of a Function goes with its output, unless an edge to it is held)
+        # (without a reference to an edge, a Function's node is freed with its output)
         own = [y for y in self.ys if isinstance(y.grad_fn, BackwardCFunction)]
         self.held: list[GradientEdge] = [*map(get_gradient_edge, own)]
 
     @classmethod
     def of(cls, function: Callable[..., Any], xs: Tensors) -> TorchGradient | None:
-        """Record a call; None where only a call that is made again can be differentiated.
+        """Record a call; return None where differentiating requires running the call again.
 
-        torch.func knows the tensors of its own levels only, and a checkpoint would run again for
-        each record.
+        torch.func can only use tensors of its own levels, and a checkpoint would run again for each
+        record.
         """
         if is_transformed() or not torch.is_grad_enabled() or keeps_elsewhere():
             return None
         return cls(function, xs)
 
     def take(self) -> Any:
-        """Return the value of the call, once: a view of an input stays one."""
+        """Return the value of the call, once; a view of an input stays a view."""
         ys, self.ys = [y.view_as(y) if is_view_of(y, self.xs) else y.detach() for y in self.ys], ()
         return self.kind(ys) if self.kind else ys[0]
 
     def pull(self, dys: Tensors, recording: bool, only: int | None = None) -> Sequence[Any]:
-        """Return the gradients by inputs; None where a gradient is not required or connected.
+        """Return the gradients of inputs; None where a gradient is not required or connected.
 
-        Of one input alone, if `only` is its place.
+        If `only` is an index, compute only the gradient of this input.
         """
         wanted = [i for i, node in enumerate(self.nodes) if node is not None and only in (None, i)]
         pairs = enumerate(zip(self.ends, dys, strict=True))
@@ -78,14 +78,14 @@ class TorchGradient:
 
 
 def converted(dx: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """A gradient in the dtype of its input: of a real one, that was made complex, the real part."""
+    """Return a gradient in the dtype of its input; for a real input, the real part."""
     return (dx.real if dx.is_complex() and not dtype.is_complex else dx).to(dtype)
 
 
 def fitted(dx: torch.Tensor | None, shape: Any, dtype: Any, like: torch.Tensor) -> Any:
-    """A gradient as the engine would make it: summed to a shape, and of a dtype.
+    """Return a gradient in the engine's form: summed to a shape, in a dtype.
 
-    For none of floats zeros, which take no memory.
+    For None, return zeros of a float dtype, which take no memory.
     """
     if dx is None:
         if not (dtype.is_floating_point or dtype.is_complex):
@@ -98,7 +98,7 @@ def fitted(dx: torch.Tensor | None, shape: Any, dtype: Any, like: torch.Tensor) 
 
 
 class _Repeated(DispatchMode):
-    """Refuses ops that draw random numbers: run again, they would draw others."""
+    """Raises for ops that draw random numbers, which would draw other numbers when run again."""
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
@@ -107,8 +107,8 @@ class _Repeated(DispatchMode):
             raise GradientError(
                 f"builtin: {func} draws random numbers, and would draw others in the backward "
                 "pass, where torch's own gradient runs the op again: under torch.func, in a "
-                "checkpoint, and in rules that regrad's functions are used in. Write the rule "
-                "with torch's functions, and do without the transform or checkpoint."
+                "checkpoint, and in rules that use regrad's functions. Write the rule with torch's "
+                "functions, and do without the transform or checkpoint."
             )
         return func(*args, **(kwargs or {}))
 
@@ -117,7 +117,7 @@ def vjp_again(
     function: Callable[[Tensors], Tensors], xs: Tensors, dys: Tensors, call: Any = None,
     zeros: bool = True,
 ) -> list[Any]:  # fmt: skip
-    """Return the gradients of a function that has run before, and must do the same."""
+    """Return the gradients of a function that has already run, and that must do the same again."""
 
     def again(xs: Tensors) -> Tensors:
         with _Repeated():
@@ -130,10 +130,10 @@ def vjp(
     function: Callable[[Tensors], Tensors], xs: Tensors, dys: Any, call: Any = None,
     zeros: bool = True,
 ) -> list[Any]:  # fmt: skip
-    """Return the gradients of a function, which is run for it: of floats, None for others.
+    """Run a function; return its gradients for float inputs, and None for other inputs.
 
-    The dys may be a function of the results. The `call` is for messages. Where nothing is connected
-    there are zeros, or None.
+    `dys` may be a function of the results. `call` is for messages. For inputs without a path,
+    return zeros or None, by `zeros`.
     """
     if not is_transformed():
         recording = torch.is_grad_enabled()
@@ -161,10 +161,11 @@ def vjp(
 
 
 def find_closed_over(xs: Tensors, ys: Tensors, start: int) -> Any:
-    """Return the tensors of which ys were made besides xs, from node `start` on: None if none.
+    """Return a tensor besides xs that ys depend on, from node `start` on; None without one.
 
-    It is a leaf, or the node of another tensor. What autograd wrote while a function ran leads back
-    to its arguments; anything else that it leads to would lose its gradient.
+    The result is a leaf, or the node of another tensor. The nodes that autograd recorded while a
+    function ran lead to the function's arguments. Any other tensor that they lead to would lose its
+    gradient.
     """
     known = {x.grad_fn for x in xs}
     leaves = set(map(id, xs))
@@ -185,7 +186,7 @@ def find_closed_over(xs: Tensors, ys: Tensors, start: int) -> Any:
 
 
 def describe_closed_over(found: Any, function: Any) -> str:
-    """Return the name that a function has for a tensor, or for one that a backward node made."""
+    """Return a function's name for a tensor, or for the tensor that a backward node created."""
     code = getattr(function, "__code__", None)
     names: dict[str, Any] = {}
     if code is not None:
@@ -203,13 +204,13 @@ def describe_closed_over(found: Any, function: Any) -> str:
 
 
 def refuse_closed_over(call: Any, record: TorchGradient, start: int) -> None:
-    """Refuse what the function of a call's rule closes over, where that has no gradient."""
+    """Raise if the function of a rule closes over a tensor whose gradient would be lost."""
     if (found := find_closed_over(record.xs, record.ys, start)) is not None:
         function = (call.rule.forward or call.rule).functions[0]
         raise GradientError(
             f"{call.describe()} closes over {describe_closed_over(found, function)}, which "
-            "requires grad, and its gradient would be lost here. Let the rule learn it, under a "
-            "name of its own: rg.rules.learns(rule, scale=scale); or detach it."
+            "requires grad, and its gradient would be lost here. Let the rule learn it under a "
+            "separate name: rg.rules.learns(rule, scale=scale); or detach it."
         )
 
 

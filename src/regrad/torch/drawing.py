@@ -1,4 +1,4 @@
-"""`draw` for PyTorch: the functions that a model runs, in the modules that run them."""
+"""`draw` for PyTorch: the functions that a model runs, grouped by the modules that run them."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from regrad.torch.seeing.watching import Looker
 
 
 def draw(f: Callable[..., Any], *args: Any) -> Drawing:
-    """Return a picture of what a PyTorch function or module runs.
+    """Return a picture of the functions that a PyTorch function or module runs.
 
     Args:
-        f: A function or an `nn.Module`; nobody needs to edit it.
+        f: A function or an `nn.Module`, unmodified.
         args: Its arguments; tensors in lists, tuples and dicts count as inputs.
 
     Returns:
-        A `Drawing`, as `regrad.draw` has it: one box for each function of torch that made a
-        tensor of floats, in the modules that ran it (`layer1`, `0`, `conv1`), with parameters and
-        buffers where they are used. Functions with a gradient of their own (`autograd.Function`,
-        `regrad.torch.custom_grad`) and what a scope of `regrad.torch` overrides stand out and name
-        their rules.
+        A `Drawing`, as from `regrad.draw`: one box for each function of torch that created a float
+        tensor, in the modules that ran it (`layer1`, `0`, `conv1`). The drawing shows parameters
+        and buffers where they are used. It highlights functions with a custom gradient
+        (`autograd.Function`, `regrad.torch.custom_grad`) and functions that a scope of
+        `regrad.torch` overrides, and names their rules.
 
     Raises:
         ArgumentError: f is not callable.
@@ -56,8 +56,9 @@ def draw(f: Callable[..., Any], *args: Any) -> Drawing:
 class _Drawer(Tool):
     """Draws the functions of torch that run.
 
-    The sketch has the box of each call by its note, of each node by its number, and of tensors
-    without history by their ids. They are kept until the picture is done, so that no two have one.
+    The sketch has the box of each call by its note, the box of each node by its number, and the box
+    of a tensor without history by its id. `kept` holds references until the picture is complete, so
+    that no id occurs twice.
     """
 
     keeps = "all"
@@ -71,7 +72,7 @@ class _Drawer(Tool):
                 self.input(name, x, "input", id(x))
 
     def ran(self, op: OpNote, xs: Named, ys: Sequence[Any], writes: bool = False) -> None:
-        """Draw a call, whose rule may be that of a Function in it; and a Function in no call."""
+        """Draw a call, whose rule may belong to a Function inside; or a Function outside calls."""
         if op.inside or self.looker.within is not None or not any(map(is_float, ys)):
             return
         made, takes = self.sketch.made, []
@@ -91,13 +92,13 @@ class _Drawer(Tool):
         self.kept += [xs, ys]
 
     def input(self, name: str, x: torch.Tensor, kind: BoxKind, key: Any) -> str:
-        """Draw a tensor that comes from outside."""
+        """Draw a tensor from outside of the function."""
         short = name.rpartition(".")[2] if kind == "variable" else name
         self.kept.append(x)
         return self.sketch.add_source(key, name, _spec(x), kind, short)
 
     def source(self, x: torch.Tensor, key: int) -> str:
-        """The box that a tensor comes from."""
+        """Return the box that a tensor comes from."""
         if (known := self.known(key) or self.sketch.made.get(id(x))) is not None:
             return known
         if x.grad_fn is not None and number_of(x.grad_fn) >= self.looker.start:
@@ -111,13 +112,13 @@ class _Drawer(Tool):
         return self.input("constant", x, "constant", key)
 
     def known(self, key: Any) -> str | None:
-        """The box of a tensor or node, or of the call that made the node."""
+        """Return the box of a tensor or node, or of the call that created the node."""
         looker = self.looker
         every = (key, looker.functions.get(key), looker.call_of(key))
         return next((self.sketch.made[each] for each in every if each in self.sketch.made), None)
 
     def by_node(self, node: Any, spec: str = "") -> str:
-        """The box of a node that no call was seen to make."""
+        """Return the box of a node that no observed call created."""
         key = key_of(node)
         if is_leaf(node):
             self.sketch.made[key] = self.source(node.variable, id(node.variable))
@@ -135,14 +136,14 @@ class _Drawer(Tool):
 
     @property
     def scope(self) -> list[str]:
-        """The modules that run, the outermost first; of a number, with its type."""
+        """The running modules, the outermost first; a module with a number also has its type."""
         types = {path: f" {type(module).__name__}" for module, path in self.looker.paths.stack}
         parts = scopes_of(self.looker.paths.path, ".")
         pairs = zip(parts, accumulate(parts, "{}.{}".format), strict=True)
         return [part + (types.get(path, "") if part.isdigit() else "") for part, path in pairs]
 
     def leading_to(self, results: Iterable[str]) -> set[str]:
-        """The boxes that lead to results."""
+        """Return the boxes that lead to the results."""
         used, before = set(results), -1
         while len(used) != before:
             before = len(used)

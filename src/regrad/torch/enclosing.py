@@ -1,4 +1,4 @@
-"""Code whose own backward pass decides: an `autograd.Function`, a custom op, a compiled program."""
+"""Code with its own backward pass: an `autograd.Function`, a custom op, a compiled program."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from regrad.torch.host import CHECKPOINTS, FUNCTIONS, is_scripted, running
 from regrad.torch.nodes import name_of, tensors
 
 CheckpointFunction: Any = CHECKPOINTS.part(
-    "torch.utils.checkpoint.CheckpointFunction", "the Function alone tells that it runs code again",
+    "torch.utils.checkpoint.CheckpointFunction", "only the Function shows that it runs code again",
     lambda found: isinstance(found, type),
 )  # fmt: skip
 
 
 def is_built_in(op_type: str, keep: Sequence[Any]) -> bool:
-    """Return whether an op runs in the forward pass of a Function that answers for its gradient.
+    """Return whether an op runs in the forward pass of a Function that covers its gradient.
 
-    That is a program of torch.compile, which has the rule built in, or one that is to be kept.
-    Any other `autograd.Function` has a backward pass of its own, and the rule would never run.
+    The Function is a program of torch.compile, which has the rule built in, or is in `keep`. Any
+    other `autograd.Function` has its own backward pass, so the rule would never run.
     """
     FUNCTIONS.require()
     found = running.applied()
@@ -31,10 +31,10 @@ def is_built_in(op_type: str, keep: Sequence[Any]) -> bool:
     if found.function is None or found.function in keep:
         return True
     if running.is_program(found.function):
-        if found.wants_gradient() and running.is_made_by_hand():
+        if found.wants_gradient() and running.in_aot_function():
             raise PassedOverError(
-                f"{op_type} ran in a program of functorch.compile.aot_function, which is made for "
-                f"no scope in particular, so that the rule for {op_type!r} would not be in it. "
+                f"{op_type} ran in a program of functorch.compile.aot_function, which is compiled "
+                f"once for all scopes, so it would not contain the rule for {op_type!r}. "
                 "Use torch.compile, or the function itself."
             )
         return True
@@ -44,9 +44,9 @@ def is_built_in(op_type: str, keep: Sequence[Any]) -> bool:
 
 
 def is_left(keep: Sequence[Any]) -> bool:
-    """Return whether we are in the forward pass of a Function that is to be left as it is.
+    """Return whether the code runs in the forward pass of a Function to leave unchanged.
 
-    (A program of torch.compile is: what it computes was seen when it was traced.)
+    (A program of torch.compile is left unchanged, because regrad checked its ops during tracing.)
     """
     FUNCTIONS.require()
     found = running.applied()
@@ -57,7 +57,7 @@ def is_left(keep: Sequence[Any]) -> bool:
 
 
 def is_checkpoint(function: Any) -> bool:
-    """Return whether a Function runs code again in its backward pass, under our scopes."""
+    """Return whether a Function runs code again in its backward pass, under regrad's scopes."""
     if function is not CheckpointFunction:
         return False
     CHECKPOINTS.require()
@@ -65,9 +65,9 @@ def is_checkpoint(function: Any) -> bool:
 
 
 def listing(function: Any, scopes: Sequence[Any]) -> dict[Any, str]:
-    """Return the scopes that list an `autograd.Function`, and by which name.
+    """Return the scopes that list an `autograd.Function`, each with its name in the report.
 
-    It keeps its own gradient, and no scope has a rule for it.
+    The Function keeps its own gradient, and no scope has a rule for it.
     """
     ours = function.__module__.startswith("regrad.")
     if ours or running.is_program(function) or is_checkpoint(function):
@@ -78,11 +78,11 @@ def listing(function: Any, scopes: Sequence[Any]) -> dict[Any, str]:
     return {scope: name for scope in scopes if scope._watch}
 
 
-def find_decider(func: Callable[..., Any], keep: Sequence[Any]) -> Any:
-    """Return the callable that decides on the gradient of a call in autograd's place, if it counts.
+def find_gradient_owner(func: Callable[..., Any], keep: Sequence[Any]) -> Any:
+    """Return the callable that determines the gradient of a call instead of autograd, or None.
 
-    That is a custom op itself, or the Function in whose forward pass it runs. A program of
-    torch.compile has the rules of all built in that it calls, but for custom ops.
+    It is a custom op itself, or the Function in whose forward pass the call runs. A program of
+    torch.compile has the rules of all its functions built in, except for custom ops.
     """
     if torch.is_grad_enabled():
         return None if running.body_of(func) is None else func
@@ -104,14 +104,14 @@ def call_within(
     args: Sequence[Any],
     options: Mapping[str, Any],
 ) -> Any:
-    """A call of a torch function; refused if what decides on its gradient hides an overridden op.
+    """Call a torch function; raise if the callable with its gradient hides an overridden op.
 
     Args:
-        function: what decides.
-        rules: those in force, by op type.
-        func: the function of torch.
-        args: its arguments by place.
-        options: its arguments by name.
+        function: The callable that determines the gradient.
+        rules: The active rules, by op type.
+        func: The function of torch.
+        args: Its positional arguments.
+        options: Its keyword arguments.
     """
     with Below() as below:
         result = func(*args, **options)
@@ -122,23 +122,23 @@ def call_within(
 
 
 def refuse_to_be_written(op_type: str) -> None:
-    """Refuse where an op becomes part of a program that outlives the scope, or has no gradient."""
-    if CHECKPOINTS.losses and running.in_checkpoint():  # which would run it again
+    """Raise where an op would enter a program that outlives the scope or has no gradient."""
+    if CHECKPOINTS.losses and running.in_checkpoint():  # (a checkpoint would run the op again)
         raise CHECKPOINTS.error()
     if torch.compiler.is_exporting():
         raise PassedOverError(
-            "torch.export writes forward programs, which have no gradient: the rule for "
+            "torch.export writes forward programs, which have no gradient, so the rule for "
             f"{op_type} would be lost. Export outside the scope; torch.compile works in it."
         )
     if is_scripted():
         raise PassedOverError(
-            "torch.jit.trace writes programs that serve outside the scope as well: the rule for "
+            "torch.jit.trace writes programs that also run outside the scope, so the rule for "
             f"{op_type} would stay in them. Trace outside the scope; torch.compile works in it."
         )
 
 
 def hidden_error(function: Callable[..., Any], types: set[str]) -> PassedOverError:
-    """An overridden op ran where its rule never will."""
+    """Return the error for an overridden op that ran where its rule can never run."""
     if isinstance(function, type):
         name = function.__name__
         what = f"{function.__module__}.{function.__qualname__}, a torch.autograd.Function"
@@ -147,6 +147,7 @@ def hidden_error(function: Callable[..., Any], types: set[str]) -> PassedOverErr
         what = f"{name}, a custom op"
     ran = " and ".join(sorted(types))
     return PassedOverError(
-        f"{ran} ran in the forward pass of {what} whose own backward pass decides, so that the "
-        f"rule for {join_types(types)} would never run. Pass keep=[{name}] to leave it as it is."
+        f"{ran} ran in the forward pass of {what}, whose own backward pass defines the gradient, "
+        f"so the rule for {join_types(types)} would never run. Pass keep=[{name}] to leave it as "
+        "it is."
     )

@@ -1,13 +1,15 @@
-"""An `autograd.Function` as a key: its forward pass stays, and a rule is its gradient.
+"""An `autograd.Function` as a key: the forward pass is unchanged; the rule replaces the gradient.
 
-No mode is asked about a Function, and code may hold its `apply` since it was imported. So while a
-scope with such a key is open, the class itself has another `forward` (or `setup_context`, if it has
-one). It runs the old one and binds the rule to the node that autograd is making. From then on the
-rule is with the node, wherever and whenever it is differentiated.
+torch calls no mode for a Function, and a program may hold a reference to its `apply` from an
+import. So while a scope with such a key is open, regrad replaces `forward` of the class (or
+`setup_context`, if the class has one). The replacement runs the original and binds the rule to the
+node that autograd is creating. Afterwards the rule belongs to the node, wherever and whenever
+autograd differentiates it.
 
-That node has no edge to the parameters that a rule learns. If a rule for the class learns some, the
-class has another `apply` as well, which runs the old one inside of an `autograd.Function` of regrad
-that takes the parameters as inputs. A call by an `apply` that somebody held before raises.
+That node has no edge to the parameters that a rule learns. If a rule for the class learns
+parameters, regrad also replaces `apply`. The replacement runs the original inside an
+`autograd.Function` of regrad that takes the parameters as inputs. A call through a reference to the
+original `apply` raises.
 """
 
 from __future__ import annotations
@@ -42,11 +44,11 @@ from regrad.torch.host import (
 from regrad.torch.host.running import Silent, find_forward, function_of, ops_named, redirect
 from regrad.torch.nodes import LIBRARIES
 from regrad.torch.open_scopes import AROUND, NOTHING, SCOPES, inside
-from regrad.torch.run_time import holds_parameters
+from regrad.torch.run_time import holds_parameters, learned_here
 
 _LOCK = threading.Lock()
-# What is replaced in Functions that are keys, as (function, name): for how many scopes, and the old
-# value.
+# The replaced attributes of Functions that are keys, as (function, name): the number of scopes that
+# need the replacement, and the original value.
 _open: dict[tuple[Any, str], int] = {}
 _before: dict[tuple[Any, str], Any] = {}
 
@@ -57,10 +59,10 @@ def is_function(key: Any) -> bool:
 
 
 def find_named(name: str) -> Any:
-    """Return the `autograd.Function` or custom op of a name; None if there is none.
+    """Return the `autograd.Function` or custom op with a name; None if there is none.
 
     Raises:
-        ArgumentError: there are several.
+        ArgumentError: Several have this name.
     """
     found, new = [], [torch.autograd.Function]
     while new:
@@ -75,7 +77,7 @@ def find_named(name: str) -> Any:
 
 
 def _replaced_in(functions: Mapping[Any, bool]) -> Iterator[tuple[Any, str]]:
-    """Yield what a scope replaces in Functions, given whether a rule for each learns parameters."""
+    """Yield the attributes of Functions that a scope replaces: `apply` only if a rule learns."""
     for function, learns in functions.items():
         own = function.setup_context is not torch.autograd.Function.setup_context
         yield function, "setup_context" if own else "forward"
@@ -84,7 +86,7 @@ def _replaced_in(functions: Mapping[Any, bool]) -> Iterator[tuple[Any, str]]:
 
 
 def install(functions: Mapping[Any, bool]) -> None:
-    """A scope opens in which these Functions are keys."""
+    """Replace `forward` and the like of these Functions when a scope with their keys opens."""
     with _LOCK:
         for each in _replaced_in(functions):
             _open[each] = _open.get(each, 0) + 1
@@ -96,7 +98,7 @@ def install(functions: Mapping[Any, bool]) -> None:
 
 
 def remove(functions: Mapping[Any, bool]) -> None:
-    """Such a scope is left."""
+    """Restore these Functions when a scope with their keys closes."""
     with _LOCK:
         for each in _replaced_in(functions):
             _open[each] -= 1
@@ -107,7 +109,7 @@ def remove(functions: Mapping[Any, bool]) -> None:
 
 @block
 def install_for_block(functions: Mapping[Any, bool]) -> Generator[None]:
-    """A block that runs in such a scope, when the scope itself may have been left."""
+    """Keep the replacements for a block that runs under a scope which may have closed."""
     install(functions)
     try:
         yield
@@ -116,7 +118,7 @@ def install_for_block(functions: Mapping[Any, bool]) -> Generator[None]:
 
 
 def _make(name: str, function: Any) -> staticmethod[..., Any]:
-    """Return the function that replaces a Function's `forward`, or its `setup_context`."""
+    """Return the function that replaces a Function's `forward` or `setup_context`."""
     old = find_forward(function) if name == "forward" else function.setup_context
 
     @wraps(old)
@@ -140,19 +142,33 @@ def _make_apply(function: Any) -> classmethod[Any, ..., Any]:
         if found is None:
             with inside(decided=function):
                 return run(*args, **options)
-        if options:  # (which torch takes if there is a setup_context)
+        if options:  # (torch accepts keywords if there is a setup_context)
             args = inspect.signature(find_forward(function)).bind(*args, **options).args
         return _apply_rule(function, *found, args)
 
     return classmethod(apply)
 
 
+def as_node(ruleset: Any, function: Any) -> Callable[..., Any]:
+    """Return a Function under its rule, as torch.compile puts it into programs."""
+
+    def overridden(*args: Any) -> Any:
+        if found := _find_rule(function, args, is_grad_enabled()):
+            return _apply_rule(function, *found, args)
+        with inside(decided=function):
+            return function.apply(*args)
+
+    types = {each.coverage.functions.get(function) for each in ruleset.chain()} - {None}
+    overridden.ruleset, overridden.op_types = ruleset, frozenset(types)  # pyright: ignore
+    return overridden
+
+
 def _apply_rule(function: Any, rule: Any, hit: Hit, args: Sequence[Any]) -> Any:
-    """Return the result of a Function under a rule, in a Function that takes its parameters."""
+    """Return the result of a Function under a rule, by a Function that takes its parameters."""
     moves = [isinstance(x, torch.Tensor) and x.requires_grad for x in args]
     call, xs = _call_of(function, rule, hit, args, moves)
     versions = [*map(version_of, xs)]
-    y = call(*xs, *call.rule.learned)
+    y = call(*xs, *learned_here(call.rule, xs[0]))
     _refuse_changed(function, call, [xs[n] for n in call.kept if n < len(xs)], [
         x for x, version in zip(xs, versions, strict=True) if version_of(x) != version
     ])  # fmt: skip
@@ -162,7 +178,7 @@ def _apply_rule(function: Any, rule: Any, hit: Hit, args: Sequence[Any]) -> Any:
 def _call_of(
     function: Any, rule: Any, hit: Hit, args: Sequence[Any], moves: Sequence[bool]
 ) -> tuple[RuleCall, list[torch.Tensor]]:
-    """Return one call of a Function under a rule, and the tensors that it is given."""
+    """Return one call of a Function under a rule, and the tensors among its arguments."""
     places = [i for i, x in enumerate(args) if isinstance(x, torch.Tensor)]
     xs = [args[i] for i in places]
     one, attrs = _rule_for(rule, args, places, moves)
@@ -173,11 +189,12 @@ def _call_of(
 
 
 def _rules_for(function: Any, moves: bool) -> Iterator[Any]:
-    """Yield the scopes with a rule for a Function, with its key and the rule, the innermost first.
+    """Yield the scopes with a rule for a Function, each with key and rule; the innermost first.
 
-    If no gradient is wanted of it (`moves`), only a rule counts that replaces the value.
+    If no gradient is needed (`moves` is False), yield only rules that replace the value.
     """
-    for scope in reversed(SCOPES.get()):
+    place = AROUND.get().place  # (a program is run again after its module was left)
+    for scope in reversed(SCOPES.get() if place is None else place.spot):
         ruleset: Any = scope._ruleset
         key = ruleset and ruleset.coverage.functions.get(function)
         if key and (moves or ruleset.rules[key].replaces):
@@ -185,7 +202,7 @@ def _rules_for(function: Any, moves: bool) -> Iterator[Any]:
 
 
 def _find_rule(function: Any, args: Sequence[Any], moves: bool) -> tuple[Any, Hit] | None:
-    """Return the rule that is in force for a call, and count the call."""
+    """Return the active rule for a call, and count the call."""
     around = AROUND.get()
     if around.own or (around.within is not None and around.within.kept):
         return None
@@ -199,16 +216,16 @@ def _find_rule(function: Any, args: Sequence[Any], moves: bool) -> tuple[Any, Hi
             rule = at_its_site(rule, scope, key, xs)
         if not (moves or rule.replaces):
             return None
-        with DisableTorchFunction():  # (or torch would call a mode for `shape`)
+        with DisableTorchFunction():  # (otherwise torch calls a mode for `shape`)
             return rule, bind_call(scope, rule.key, key, tuple(xs[0].shape))
     return None
 
 
 def _kinds(ctx: Any, args: Sequence[Any], y: Any) -> Any:
-    """Return the key by which calls are kept for a rule; None where they are not.
+    """Return the key under which a rule caches calls; None for calls that it does not cache.
 
-    The key is complete: a rule is for one Function. The names of inputs in the rule depend on the
-    inputs that are differentiated. A rule that names an input to which the Function writes raises.
+    The key is complete, because a rule is for one Function. The names of inputs in the rule depend
+    on the differentiated inputs. A rule that names an input into which the Function writes raises.
     """
     if type(y) is not torch.Tensor or not y.is_floating_point():
         return None
@@ -219,10 +236,10 @@ def _kinds(ctx: Any, args: Sequence[Any], y: Any) -> Any:
 
 
 def _bind(ctx: Any, function: Any, args: Sequence[Any], y: Any) -> Any:
-    """Have a rule answer for the gradient of one call of a Function; return the value."""
+    """Bind a rule to the gradient of one call of a Function; return the value."""
     moves, kinds = True in ctx.needs_input_grad, None
     if function_of(ctx) is function and is_plain() and AROUND.get() is NOTHING:
-        with DisableTorchFunction():  # (or torch would call a mode for each attribute)
+        with DisableTorchFunction():  # (otherwise torch calls a mode for each attribute)
             kinds = _kinds(ctx, args, y)
             nothing: Any = None, "", None
             scope, key, held = next(_rules_for(function, moves), nothing)
@@ -239,7 +256,7 @@ def _bind(ctx: Any, function: Any, args: Sequence[Any], y: Any) -> Any:
         _refuse_transforms(function, args)
         return y
     if function_of(ctx) is not function:
-        return y  # (a subclass is another Function)
+        return y  # (a subclass is a different Function)
     found = None if AROUND.get().decided is function else _find_rule(function, args, moves)
     if found is None:
         return y
@@ -260,10 +277,10 @@ def _bind(ctx: Any, function: Any, args: Sequence[Any], y: Any) -> Any:
             return y
     if in_forward_mode():
         raise GradientError(
-            f"forward mode: {function.__name__} has a rule for its gradient, and its own jvp would "
-            "be used instead. Use reverse mode (backward, autograd.grad)."
+            f"forward mode: {function.__name__} has a rule for its gradient, but torch would use "
+            "its own jvp instead. Use reverse mode (backward, autograd.grad)."
         )
-    redirect(ctx, Ruled)  # whose backward pass the node then asks for
+    redirect(ctx, Ruled)  # now the node calls the backward pass of `Ruled`
     ctx.set_materialize_grads(True)
     saved: Sequence[Any] = ()
     if call.rule.asks_builtin or call.once:
@@ -280,7 +297,7 @@ def _bind(ctx: Any, function: Any, args: Sequence[Any], y: Any) -> Any:
 
 
 def _rule_for(rule: Any, args: Sequence[Any], places: Sequence[int], moves: Sequence[bool]) -> Any:
-    """Return the rule for a call of a Function, and the arguments that are not tensors, by name."""
+    """Return the rule for a call of a Function, and the arguments that are not tensors by name."""
     (form,) = rule.forms
     names = [*form, *(f"args{i}" for i in range(len(args)))][: len(args)]
     every = {**form, **dict(zip(names, args, strict=True))}
@@ -300,31 +317,31 @@ def _applied(function: Any, args: Sequence[Any], places: Sequence[int]) -> Calla
 
 
 def refuse_unreplaceable(function: Any) -> None:
-    """Refuse to replace the value of a Function whose context is set up apart from its value."""
+    """Raise for a rule that replaces the value of a Function which has a `setup_context`."""
     if function.setup_context is not torch.autograd.Function.setup_context:
         raise PassedOverError(
-            f"{function.__name__} has a setup_context, which is told of its own value, and so that "
-            "value cannot be replaced (rg.replace). Replace the function that applies it, or the "
-            "ops that it is made of."
+            f"{function.__name__} has a setup_context, which receives its own value, so no rule "
+            "can replace that value (rg.replace). Replace the function that applies it, or the ops "
+            "inside it."
         )
 
 
 def refuse_parameters(function: Any, rule: ForeignRule) -> None:
-    """Refuse a rule that closes over parameters, to which the node of a Function has no way."""
+    """Raise for a rule that closes over parameters, since a Function's node has no edge to them."""
     if holds_parameters(rule):
         raise ArgumentError(
             f"the rule {rule.name!r} closes over parameters that require grad, and the node of "
-            f"{function.__name__}, an autograd.Function, has no room for them. Give the Function "
-            "the parameter as an argument, or detach it."
+            f"{function.__name__}, an autograd.Function, has no edges to them. Pass the parameter "
+            "to the Function as an argument, or detach it."
         )
 
 
 def _refuse_held_apply(function: Any, rule: Any) -> None:
-    """Refuse a rule that learns where the Function was not called by the `apply` of the scope."""
+    """Raise for a rule that learns, if the program called another `apply` than the scope's."""
     if rule.learned:
         raise PassedOverError(
-            f"{function.__name__} was called by an `apply` that was read before the scope was "
-            f"opened, by which the rule {rule.name!r} cannot learn its parameters. Call "
+            f"{function.__name__} was called through an `apply` that the program read before the "
+            f"scope opened. Through it the rule {rule.name!r} cannot learn its parameters. Call "
             f"{function.__name__}.apply in the scope."
         )
 
@@ -332,25 +349,25 @@ def _refuse_held_apply(function: Any, rule: Any) -> None:
 def _refuse_changed(
     function: Any, call: RuleCall, kept: Sequence[Any], changed: Sequence[Any]
 ) -> None:
-    """Refuse a rule for what a Function has changed in place."""
+    """Raise for a rule that needs a tensor which a Function has changed in place."""
     which = f"{function.__name__} changes its input in place, and"
     if changed and call.rule.replaces:
         raise PassedOverError(
-            f"{which} is overridden by a rule that replaces its value (rg.replace), which others "
-            "may read there."
+            f"{which} is overridden by a rule that replaces its value (rg.replace), but other code "
+            "may read the changed input."
         )
     if any(x is y for x in kept for y in changed):
         raise PassedOverError(
-            f"{which} {call.describe()} asks for that input, of which only the changed value is "
-            "left. Have the rule ask for y, or the Function work out of place."
+            f"{which} {call.describe()} needs that input, but only the changed value is left. "
+            "Write the rule with y, or make the Function work out of place."
         )
 
 
 def _refuse_transforms(function: Callable[..., Any], args: Sequence[Any]) -> None:
     if _find_rule(function, args, True) is not None:
         raise PassedOverError(
-            f"{function.__name__} is overridden, and ran under torch.func, which differentiates "
-            "it out of sight. Use torch.autograd.grad, or give the function a gradient with "
+            f"{function.__name__} is overridden and ran under torch.func, which differentiates it "
+            "internally, without the rule. Use torch.autograd.grad, or define the gradient with "
             "regrad.torch.custom_grad."
         )
 
@@ -368,13 +385,13 @@ class Ruled(torch.autograd.Function, metaclass=Silent):
         try:
             return pull_back(ctx, saved[:ours], dys)
         finally:
-            call.record = None  # (it knows ctx, which knows the call)
+            call.record = None  # (breaks the cycle between `record`, `ctx` and `call`)
 
 
 class OwnGradient:
-    """The backward pass that a Function has of its own, as `builtin` in a rule asks for it.
+    """A Function's own backward pass, for rules that call `builtin`.
 
-    It sees what its forward pass has saved, and all that stands in its context.
+    It has access to the tensors that the forward pass saved, and to everything in its context.
     """
 
     def __init__(self, function: Any, ctx: Any, saved: Sequence[Any]) -> None:
@@ -387,7 +404,7 @@ class OwnGradient:
         return getattr(self.ctx, name)
 
     def pull(self, dys: Sequence[torch.Tensor], recording: bool, only: Any = None) -> list[Any]:
-        """Return the gradients by its tensors."""
+        """Return the gradients of the Function's tensors."""
         dxs = self.function.backward(self, *dys)
         dxs = dxs if isinstance(dxs, tuple) else (dxs,)
         return [dxs[i] for i in self.ctx.known[0].at]

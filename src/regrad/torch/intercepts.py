@@ -1,8 +1,9 @@
-"""Where torch runs code later, elsewhere, or out of sight: the scopes go along, or refuse.
+"""Code that torch runs later, elsewhere, or without modes: scopes carry over to it, or it raises.
 
-`torch.utils.checkpoint` runs a function again in the backward pass, and compiled TorchScript and
-CUDA graphs ask no mode at all. While a scope is open, these few entrances are replaced; when the
-last one is left they are as before. (Threads start with no mode: `core/jobs` replaces theirs.)
+`torch.utils.checkpoint` runs a function again in the backward pass. Compiled TorchScript and CUDA
+graphs call no mode at all. While a scope is open, regrad replaces these few entry points of torch;
+when the last scope closes, it restores them. (New threads start without modes; `core/jobs` replaces
+the entry points of threads.)
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from regrad.core.replacements import Entrance, Replacements
 from regrad.errors import PassedOverError
 from regrad.torch import compiled_code, functions, places
 from regrad.torch.below import Below, join_types, script_types
-from regrad.torch.composites import asked_when_compiled
+from regrad.torch.composites import dispatched_when_compiled
 from regrad.torch.enclosing import listing
 from regrad.torch.host import (
     CHECKPOINTS,
@@ -48,7 +49,7 @@ from regrad.torch.host import (
 )
 from regrad.torch.host.bodies import is_python, with_fast_path
 from regrad.torch.host.running import is_called_by_inductor, wants_gradient
-from regrad.torch.modes import Mode, ask_mode
+from regrad.torch.modes import Mode, call_mode
 from regrad.torch.nodes import LIBRARIES, tensors
 from regrad.torch.open_scopes import SCOPES
 from regrad.torch.places import COUNTS, open_here, path_here
@@ -56,13 +57,13 @@ from regrad.torch.whole_calls import call_whole
 
 _LOCK = threading.Lock()
 _open = 0
-_no_compiling: list[Any] = []  # a block, while nothing is compiled
+_no_compiling: list[Any] = []  # holds a block during which torch.compile raises
 
 
 def take_off(mode: torch.overrides.TorchFunctionMode) -> None:
-    """Take a mode off torch's stack, on which other tasks of this thread may have put theirs.
+    """Take a mode off torch's stack, also from under modes that other tasks have pushed.
 
-    It is not there if a signal struck while torch itself had taken it off.
+    The mode is not on the stack if a signal arrived while torch had popped it.
     """
     if mode is top_mode():
         pop_mode()
@@ -79,23 +80,23 @@ def take_off(mode: torch.overrides.TorchFunctionMode) -> None:
 def drop_closed() -> None:
     """Take modes of closed scopes off torch's stack.
 
-    While a mode is at work torch has taken it off. If a signal strikes in the block in which it
-    does, it comes back only when the error is forgotten, to a scope that was left meanwhile.
+    torch pops a mode while the mode runs. If a signal arrives then, torch pushes the mode back only
+    when the exception is freed, and by then the scope may have closed.
     """
     while (
         (top := top_mode()) is not None
         and getattr(top, "is_closed", False)
-        and top.scope not in SCOPES.get()  # (a checkpoint runs again under closed ones)
+        and top.scope not in SCOPES.get()  # (a checkpoint runs again under closed scopes)
     ):
         pop_mode()
 
 
 def install(follow: bool = False) -> None:
-    """A scope opens, which may have to follow the modules that run (see `places`)."""
+    """Replace the entry points when a scope opens; `follow` includes the call of modules."""
     global _open
     with _LOCK:
         if _open == 0:
-            _REPLACED.make()  # (first: Dynamo, once it is imported, knows the call of modules)
+            _REPLACED.make()  # (first, because Dynamo looks up the call of modules at its import)
             if COMPILING.losses:
                 _no_compiling.append(dynamo.refuse_to_compile())
         if follow:
@@ -104,7 +105,7 @@ def install(follow: bool = False) -> None:
 
 
 def remove() -> None:
-    """A scope is left."""
+    """Restore the entry points when the last scope closes."""
     global _open
     with _LOCK:
         _open -= 1
@@ -116,12 +117,12 @@ def remove() -> None:
                     each.undo()
 
 
-_MODES: ContextVar[Sequence[Any]] = ContextVar("regrad_torch_modes", default=())  # reopened ones
+_MODES: ContextVar[Sequence[Any]] = ContextVar("regrad_torch_modes", default=())  # reopened modes
 
 
 @block
 def reopen(them: tuple[Any, ...] | None) -> Generator[None]:
-    """Run a block under scopes that were open elsewhere, or are closed by now."""
+    """Run a block under scopes that were open elsewhere, or that have closed since."""
     scopes, modes, live, counts = them or ((), (), None, {})
     running = mode_stack()
     with ExitStack() as stack:
@@ -136,7 +137,7 @@ def reopen(them: tuple[Any, ...] | None) -> Generator[None]:
         try:
             SCOPES.set(scopes)
             _MODES.set(modes)
-            if live is not before[1] or counts != live:  # (else the forward pass goes on)
+            if live is not before[1] or counts != live:  # (otherwise the forward pass continues)
                 COUNTS.set({root: Counts(held) for root, held in counts.items()})
             yield
         finally:
@@ -146,14 +147,14 @@ def reopen(them: tuple[Any, ...] | None) -> Generator[None]:
 
 
 def _hold_scopes() -> Any:
-    """Return the scopes that are open, their modes, and what their keys have counted so far."""
+    """Return the open scopes, their modes, and the counts of their keys so far."""
     scopes, counts = open_here(), COUNTS.get()
     modes = [scope._here or _running(scope) for scope in scopes]
     return scopes and (scopes, modes, counts, {r: Counts(held) for r, held in counts.items()})
 
 
 def _running(scope: Any) -> Any:
-    """Return the mode of a scope that was left, and runs here again."""
+    """Return the mode of a closed scope that runs again here."""
     return next(mode for mode in _MODES.get() if mode.scope is scope)
 
 
@@ -161,7 +162,7 @@ jobs.CARRIERS.append((_hold_scopes, reopen))
 
 
 def bind_scopes(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A function that will run under the scopes that are open now."""
+    """Return a function that will run under the scopes that are open now."""
     held = _hold_scopes()
     if not held:
         return function
@@ -185,16 +186,16 @@ def _intercept_reentrant(old: Any) -> Any:
 def _intercept_recomputation(
     old: Any, self: Any, recompute_fn: Any, *args: Any, **opts: Any
 ) -> None:
-    """A checkpoint that is not reentrant keeps, in a frame, what it will run again."""
+    """Bind the scopes to the function that a non-reentrant checkpoint will run again."""
     old(self, bind_scopes(recompute_fn), *args, **opts)
 
 
 @replacing
 def _intercept_backward(old: Any, *args: Any, **options: Any) -> Any:
-    """A backward pass: hooks, and the Functions of others, run ops in it.
+    """Run a backward pass under the scopes: hooks and third-party Functions run ops in it.
 
-    Torch has taken the modes off, since it has asked them about `Tensor.backward`. The engine may
-    run in threads of its own, which get the modes (by torch), but not the scopes.
+    torch has popped the modes, because it has called them for `Tensor.backward`. The engine may use
+    its own threads. torch carries the modes to these threads, but not the scopes.
     """
     held = _hold_scopes()
     if not held:
@@ -207,7 +208,7 @@ def _intercept_backward(old: Any, *args: Any, **options: Any) -> Any:
         if held[0] is not SCOPES.get() or any(scope._root._mode is None for scope in held[0]):
             with reopen(held):
                 return old(*args, **options)
-        running, pushed = mode_stack(), []  # (all else is as it was when the scopes were opened)
+        running, pushed = mode_stack(), []  # (the rest is as it was when the scopes opened)
         try:
             for mode in held[1]:
                 if mode not in running:
@@ -225,13 +226,13 @@ def _intercept_backward(old: Any, *args: Any, **options: Any) -> Any:
 
 @replacing
 def _intercept_compile(old: Any, *args: Any, **options: Any) -> Any:
-    """See first whether compiled code keeps its promises, on versions that were not tested."""
+    """Test compiled code first, on versions of torch that regrad was not tested with."""
     check_promises(COMPILING, RUN_TIME)
     return old(*args, **options)
 
 
 def _note_function(function: Any, args: Sequence[Any]) -> None:
-    """Note an `autograd.Function` that keeps its own gradient, where no scope has a rule for it."""
+    """Note an `autograd.Function` that keeps its own gradient, since no scope has a rule for it."""
     for scope, name in listing(function, open_here()).items():
         scope._untouched.note(name, find_caller(LIBRARIES), path=path_here(scope))
 
@@ -257,17 +258,17 @@ def _intercept_script(old: Any, self: Any, *args: Any, **options: Any) -> Any:
 
 
 def _refuse(name: str, named: Callable[[Any], set[str]]) -> None:
-    """Refuse a program that has an overridden op, out of sight of any mode."""
+    """Raise for a program that runs an overridden op where torch calls no mode."""
     for scope in SCOPES.get():
         if types := named(scope._ruleset.rules):
             raise PassedOverError(
-                f"{name} runs {join_types(types)}, which is overridden, out of sight of any "
-                "override. Use the Python module that was scripted or traced, in which every op "
-                "is seen."
+                f"{name} runs {join_types(types)}, which is overridden, but torch calls no "
+                "override inside such a program. Use the Python module that was scripted or "
+                "traced, in which the rules apply."
             )
 
 
-# The keys of what the modules of transformers call, and their fast path computes in one kernel.
+# The keys that the modules of transformers call and that their fast path computes in one kernel.
 _CALLED = (
     "AddV2 Gelu Identity MatMul Mean Mul RealDiv Relu Reshape Softmax baddbmm contiguous dropout "
     "full layer_norm linear masked_fill multi_head_attention_forward scaled_dot_product_attention "
@@ -277,7 +278,7 @@ CALLED = frozenset(_CALLED.split())
 
 
 def _intercept_fast_path(old: Any) -> Any:
-    """Have the slow path taken in scopes that replace what it calls."""
+    """Disable the fast path in scopes that replace the value of an op in it."""
 
     def get_fastpath_enabled() -> bool:
         return old() and all(CALLED.isdisjoint(s._ruleset.plan.replaced) for s in open_here())
@@ -285,7 +286,7 @@ def _intercept_fast_path(old: Any) -> Any:
     return dynamo.as_constant(get_fastpath_enabled)
 
 
-# The rules under which CUDA graphs were captured in scopes. They are built into the kernels.
+# The rules under which scopes captured CUDA graphs; the captured kernels contain these rules.
 _CAPTURED: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
 
 
@@ -301,23 +302,23 @@ def _intercept_capture(old: Any, self: Any, *args: Any, **options: Any) -> None:
 
 @replacing
 def _intercept_replay(old: Any, self: Any) -> None:
-    """A graph that was captured under other rules, or none, has none of these in it.
+    """Raise if a graph was captured under other rules than the active ones.
 
-    (Those that `torch.compile` makes belong to programs that were compiled for the scope.)
+    (`torch.compile` captures graphs from programs that it compiled for the scope.)
     """
     rules = _find_rules()
     if rules and not is_called_by_inductor() and _CAPTURED.get(self) != rules:
         raise PassedOverError(
-            "a CUDA graph is replayed in a scope of overrides, and was not captured in a scope "
-            "with these very rules: it runs its kernels out of sight of any override. Capture "
-            "it in such a scope, or replay it outside of this one."
+            "a CUDA graph is replayed in a scope of overrides, but was not captured in a scope "
+            "with the same rules. A graph runs its kernels without calling overrides. Capture it "
+            "in such a scope, or replay it outside of this one."
         )
     old(self)
 
 
 @replacing
 def _intercept_trace(old: Any, self: Any, *args: Any, **options: Any) -> None:
-    """A trace begins: from here on the rest of Dynamo's entrances are needed, too."""
+    """Replace the other entry points of Dynamo as well, now that a trace begins."""
     with _LOCK:
         if _open:
             _TRACING.make()
@@ -326,38 +327,38 @@ def _intercept_trace(old: Any, self: Any, *args: Any, **options: Any) -> None:
 
 @cache
 def _find_in_dynamo() -> Sequence[Entrance]:
-    """Return the functions of Dynamo's to replace: first that with which a trace begins."""
+    """Return the functions of Dynamo to replace; first the function that begins a trace."""
     return dynamo.entrances({"begin": _intercept_trace, **compiled_code.MAKERS})
 
 
 def _entrances() -> Sequence[Entrance]:
     """Return the functions to replace while a scope is open.
 
-    None is ever left out. Where one is lost, what it watched is refused: by other means (see
-    `refuse_to_be_written`, `applied`, `refuse_to_compile`), or else the scope is not opened.
+    regrad leaves none of them out. If torch lacks one, the code that it would have watched raises
+    by other means (see `refuse_to_be_written`, `applied`, `refuse_to_compile`), or no scope opens.
 
     In the order of the rows:
 
-        of checkpoints     a function that will run again takes its scopes along
-        `running`          it is known which Function runs, and with what arguments
-        of Python          functions that torch writes in Python ask our modes in fewer steps
-        backward passes    what runs ops in them, runs under the scopes
-        of TorchScript     a program with an overridden op is refused, and others are noted
-        of CUDA graphs     one that was captured under other rules, or none, is refused
-        of transformers    the fast path is taken as without modes, unless values in it are replaced
-        of Dynamo          a trace begins, and needs the rest of them (see `compiled_code`)
-        torch.compile      an untested version of torch is tried out first
+        checkpoints        a function that will run again carries its scopes
+        `running`          regrad knows the running Function and its arguments
+        Python             functions that torch implements in Python call regrad's modes faster
+        backward passes    the code that runs ops in a backward pass runs under the scopes
+        TorchScript        a program with an overridden op raises; regrad notes other programs
+        CUDA graphs        a graph that was captured under other rules raises
+        transformers       the fast path is taken as without modes, unless values in it are replaced
+        Dynamo             a trace begins and needs the other entries (see `compiled_code`)
+        torch.compile      regrad tests an untested version of torch first
     """
-    dynamo.leave_alone(Mode.__torch_function__)
-    dynamo.leave_alone(call_whole)
-    dynamo.ask_about(asked_when_compiled())
+    dynamo.skip_tracing(Mode.__torch_function__)
+    dynamo.skip_tracing(call_whole)
+    dynamo.dispatch_when_traced(dispatched_when_compiled())
     return [
         *_find(CHECKPOINTS, _CHECKPOINT, "CheckpointFunction.forward", _intercept_reentrant,
                takes("ctx", "run_function", "preserve_rng_state")),
         *_find(CHECKPOINTS, _CHECKPOINT, "_CheckpointFrame.__init__", _intercept_recomputation,
                takes("self", "recompute_fn")),
         *running.entrances(_note_function),
-        *_find(OVERRIDES, "torch.nn", "functional.handle_torch_function", ask_mode,
+        *_find(OVERRIDES, "torch.nn", "functional.handle_torch_function", call_mode,
                takes("public_api", "relevant_args", "args", "kwargs")),
         *_find(OVERRIDES, "torch.autograd", "_engine_run_backward", _intercept_backward),
         *_find(OVERRIDES, "torch", "ScriptMethod.__call__", _intercept_script),
@@ -388,11 +389,11 @@ _TRACING = Replacements(lambda: _find_in_dynamo()[1:])
 def _find(
     feature: Feature, module: str, name: str, make: Callable[[Any], Any], probe: Any = None
 ) -> list[Entrance]:
-    """Return an entrance, if it is there; else the feature is lost."""
+    """Return an entry point of torch; record the feature as lost if torch does not have it."""
     owner, _, attribute = f"{module}.{name}".rpartition(".")
     place = feature.part(owner, _WHY, lambda found: attribute in vars(found))
     feature.part(f"{owner}.{attribute}", _WHY, probe)
     return [] if isinstance(place, Missing) else [(place, attribute, make)]
 
 
-_WHY = "runs code out of sight of modes; nothing public tells when"
+_WHY = "runs code without calling modes; no public API reports when"

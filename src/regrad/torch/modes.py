@@ -1,35 +1,36 @@
-"""Modes, which torch asks before each of its functions in a scope, and how one then runs.
+"""Modes, which torch calls before each of its functions in a scope, and how a function then runs.
 
-The idea: torch has a protocol, `TorchFunctionMode`, by which an open mode is asked to run each
-function of torch's Python API. A scope of `gradient_override_map` opens one. In
+torch has a protocol, `TorchFunctionMode`. torch calls an open mode instead of each function of its
+Python API. A scope of `gradient_override_map` opens one mode. In
 
     with gradient_override_map({"Relu": guided}):
         y = model(x)                # calls F.linear(x, w, b), then F.relu(h)
 
-torch calls the mode for `F.linear` and `F.relu`. The rules alone decide how a function runs. This
-file holds the decision: `DispatchTable` makes one row for each function, at its first call.
+torch calls the mode for `F.linear` and `F.relu`. The rules alone determine how a function runs.
+This file makes the decision: `DispatchTable` creates one row for each function, at its first call.
 
 * A function with a rule runs in an `autograd.Function` of regrad (`rulesets`, `call_cache`,
   `calls`).
-* A function that computes an overridden op among others (`F.cross_entropy` computes a log-softmax)
-  is decomposed into functions that have rules (`apart`, `composites`), or opened (`host.bodies`):
-  regrad runs torch's own Python code of it with the mode still open.
-* A function that runs no overridden op runs as it is. `below.types_run_by` is the table of op types
-  that functions of torch run. regrad looks at the kind of the result's autograd node, and compares
-  a kind that is new with the overridden op types (`nodes`): if one matches, the table is wrong, and
-  the call raises.
-* The table has no entry for some functions, and for others the entry names an overridden op. They
-  run as they are as well, and regrad looks at each node that they make.
-* A function whose gradient something else than autograd may decide (a custom op, somebody's
-  `autograd.Function`) is watched where torch dispatches ops (`enclosing`).
+* A function may compute an overridden op among others (`F.cross_entropy` computes a log-softmax).
+  regrad decomposes it into functions that have rules (`apart`, `composites`), or traces into it
+  (`host.bodies`): then regrad runs torch's own Python code of it with the mode still open.
+* A function that runs no overridden op runs unchanged. `below.types_run_by` is the table of the op
+  types that functions of torch run. regrad checks the kind of the result's autograd node. It
+  compares a new kind with the overridden op types (`nodes`). If one matches, the table is wrong,
+  and the call raises.
+* The table has no entry for some functions, and for others the entry names an overridden op. These
+  functions run unchanged too, and regrad checks each node that they create.
+* The gradient of a function may come from elsewhere than autograd (a custom op, a third-party
+  `autograd.Function`). regrad watches such a function where torch dispatches ops (`enclosing`).
 
 Invariants:
 
 * A function of torch that computes an overridden op either runs under the rule or raises.
-* A mode serves the scope that opened it, in the task that opened it. Other threads have modes of
-  their own, but tasks of one thread share a stack, so each call asks whose it is.
-* Nothing here depends on values, so torch.compile can trace it. It cannot make rows as it traces,
-  though: `DispatchTable.prepare` makes all rows that it may need (`_run_traced`).
+* A mode serves the scope that opened it, in the task that opened it. Threads have separate stacks
+  of modes, but the tasks of a thread share a stack, so each call checks whose mode it is.
+* Nothing here depends on values, so torch.compile can trace it. torch.compile cannot create rows
+  while it traces. So `DispatchTable.prepare` first creates all rows that it may need
+  (`_run_traced`).
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ from regrad.core.callers import find_caller
 from regrad.torch.below import called_by, types_run_by
 from regrad.torch.bridge import allow_in_graph, is_differentiable
 from regrad.torch.composites import fitting, fused
-from regrad.torch.enclosing import call_within, find_decider, is_left
+from regrad.torch.enclosing import call_within, find_gradient_owner, is_left
 from regrad.torch.host import (
     DisableTorchFunction,
     current_pass,
@@ -75,18 +76,18 @@ _Getter = type(torch.Tensor.shape.__get__)  # pyright: ignore
 _PLAIN = (torch.Tensor,)
 _SEQUENCES = {tuple, list, *[v for v in vars(torch.return_types).values() if type(v) is type]}
 _NO_TENSORS = {torch.Size, int, bool, float, type(None), torch.dtype, torch.device}
-BACKWARD = (torch.Tensor.backward,)  # in which gradients run, and no ops of the user's
+BACKWARD = (torch.Tensor.backward,)  # runs gradients, and no ops of the user's program
 
-# The op types that jump, and the functions by which programs jump out of sight of autograd.
+# Op types that jump, and functions by which programs compute jumps without an autograd node.
 STEPS = ("Step", "Sign", "Round")
 _JUMPS = "gt ge lt le eq ne greater greater_equal less less_equal bool int long to type type_as"
 JUMPS = frozenset(
     f"{_JUMPS} __gt__ __ge__ __lt__ __le__ __eq__ __ne__ byte char short not_equal".split()
 )
 
-# The methods that torch writes in Python, in a wrapper or with `super()`: torch.compile does not
-# follow those, and does not find what a dict has for them. So each is known by its identity. (They
-# get whether there is a rule for RealDiv, and the arguments.)
+# Methods that torch implements in Python, in a wrapper or with `super()`. torch.compile does not
+# trace into them, and cannot look them up in a dict. So regrad compares each by identity. (The
+# functions receive whether there is a rule for RealDiv, and the arguments.)
 METHODS: tuple[tuple[Any, Callable[..., Any]], ...] = (
     (torch.Tensor.__rsub__, lambda _, x, a: torch.rsub(x, a)),
     (
@@ -107,20 +108,19 @@ METHODS: tuple[tuple[Any, Callable[..., Any]], ...] = (
 
 
 class Row:
-    """All that is decided about one torch function under a set of rules.
+    """The decisions about one torch function under a set of rules.
 
     Args:
-        parts: the functions that run in its place, each with a condition on the arguments (None:
-            always).
-        calls: its calls under a rule for this function; None without one.
-        body: torch's own Python code of the function, which runs with the mode open.
+        parts: The functions that replace it, each with a condition on the arguments (None: always).
+        calls: Its calls under a rule for this function; None without a rule.
+        body: Torch's own Python code of the function, which runs with the mode open.
 
-    `way` runs a call. It is decided at the first one, and None for a function that runs no
-    overridden op, which runs as it is. (torch.compile reads `parts`, `call` and `traced`, the body
-    as it traces it.)
+    `way` runs a call. The first call determines it. It is None for a function that runs no
+    overridden op and therefore runs unchanged. (torch.compile reads `parts`, `call`, and `traced`,
+    which is the body in the form that it traces.)
     `kinds` holds the kinds of nodes that results of the function have had, none of an overridden
-    op type. A result with a node of another kind is looked at. `shown` is the function as reports
-    show it, with no line and no path.
+    op type. regrad checks a result with a node of another kind. `shown` is the name of the function
+    in reports, without a line and a path.
     """
 
     def __init__(self, parts: Sequence[tuple[Any, Any]], calls: Any, body: Any) -> None:
@@ -135,22 +135,22 @@ class Row:
 
 
 class Mode(torch.overrides.TorchFunctionMode):
-    """The mode that torch asks before each of its functions, in one scope."""
+    """The mode of one scope, which torch calls before each of its functions."""
 
     ruleset: Rules
     rows: DispatchTable | WatchedTable
-    # The rows that torch.compile may need (see `DispatchTable.prepare`). None until something is
-    # compiled under these rules.
+    # The rows that torch.compile may need (see `DispatchTable.prepare`). None until torch.compile
+    # first runs under these rules.
     traced: Mapping[Any, Row] | None = None
     watch: Watch
-    learned: Mapping[str, Any]  # the parameters of rules here and around, for nodes of programs
-    divides: bool  # whether there is a rule for RealDiv here or around
-    passes: int = 0  # how many backward passes run
-    around_backward: Any = None  # opens what was open where one began
-    methods: Any = METHODS  # (read from here, where Dynamo's guards are dropped: see `drop_guards`)
+    learned: Mapping[str, Any]  # the parameters of rules here and in outer scopes, for programs
+    divides: bool  # whether this scope or an outer scope has a rule for RealDiv
+    passes: int = 0  # the number of running backward passes
+    around_backward: Any = None  # reopens the scopes in which a backward pass began
+    methods: Any = METHODS  # (an attribute, so that Dynamo drops the guards: see `drop_guards`)
 
     def __init__(self, scope: Any) -> None:
-        # (torch's own does nothing, and runs for each scope)
+        # (does not call the base class, whose __init__ does nothing, to save time)
         self.scope = scope
         if scope is not None:
             self.root: Any = scope._root
@@ -160,7 +160,7 @@ class Mode(torch.overrides.TorchFunctionMode):
 
     @property
     def is_closed(self) -> bool:
-        """Return whether the scope was left."""
+        """Return whether the scope has closed."""
         return self.scope is None or self.scope._root._mode is None
 
     def __torch_function__(
@@ -170,17 +170,17 @@ class Mode(torch.overrides.TorchFunctionMode):
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        # (This runs for each function of torch in a scope, and calls as little as it can.)
+        # (This code runs for each function of torch in a scope, so it makes few calls.)
         if self.traced is not None and is_dynamo_compiling():
             return self._run_traced(func, args, kwargs or {})
         if self.passes and in_program():
-            return func(*args, **kwargs or {})  # (a compiled program has its rules built in)
+            return func(*args, **kwargs or {})  # (a compiled program contains its rules)
         if self.scope not in SCOPES.get():
             return self._run_elsewhere(func, args, kwargs or {})
-        # A subclass of Tensor with a protocol of its own decides what its functions mean. It calls
-        # torch again, on plain tensors, for which the mode must still be open.
+        # A subclass of Tensor with its own protocol defines the meaning of its functions. It calls
+        # torch again on plain tensors, and for these calls the mode must still be open.
         if types and types != _PLAIN and is_torch_function_enabled():
-            for kind in filter(has_own_protocol, types):  # which runs the function, and asks again
+            for kind in filter(has_own_protocol, types):  # (runs the function, and calls the mode)
                 with self:
                     return kind.__torch_function__(func, types, args, kwargs or {})
         row = self.rows[func]
@@ -207,7 +207,7 @@ class Mode(torch.overrides.TorchFunctionMode):
     def _run_elsewhere(
         self, func: Callable[..., Any], args: Sequence[Any], options: Mapping[str, Any]
     ) -> Any:
-        """Run a function of another task of this thread, or of a thread of the engine."""
+        """Run a function of another task in this thread, or of a thread of the autograd engine."""
         if self.passes and not SCOPES.get() and current_pass() >= 0:
             with self.around_backward():
                 return func(*args, **options)
@@ -216,12 +216,12 @@ class Mode(torch.overrides.TorchFunctionMode):
     def _look(
         self, row: Row, func: Any, args: Sequence[Any], options: Mapping[str, Any], result: Any
     ) -> bool:
-        """Look at results of a function that runs as it is: a node may be of a kind not yet seen.
+        """Check the results of a function that runs unchanged for nodes of a new kind.
 
-        Return whether it has made any.
+        Return whether the call created any nodes.
 
         Raises:
-            PassedOverError: the table is wrong, and the function has run an overridden op.
+            PassedOverError: The table is wrong, and the function has run an overridden op.
         """
         made = False
         with DisableTorchFunction():
@@ -239,7 +239,7 @@ class Mode(torch.overrides.TorchFunctionMode):
         return made
 
     def note(self, shown: str, above: int) -> None:
-        """Count a call that kept its gradient; with its line and module, if the scope watches."""
+        """Count a call that kept its gradient; with line and module if the scope watches."""
         scope = self.scope
         if scope._watch:
             path = "" if scope._modules is None else path_here(scope)
@@ -250,18 +250,18 @@ class Mode(torch.overrides.TorchFunctionMode):
     def _run_traced(
         self, func: Callable[..., Any], args: Sequence[Any], options: Mapping[str, Any]
     ) -> Any:
-        """Run a function while torch.compile traces, which looks at nodes itself."""
+        """Run a function while torch.compile traces; `compiled_code` checks the nodes."""
         if type(func) is FunctionType:  # (each comparison takes time)
             for method, run in self.methods:
                 if func is method:
                     with self:
                         return run(self.divides, *args, **options)
-        if func not in self.traced:  # pyright: ignore[reportOperatorIssue] (something is compiled)
+        if func not in self.traced:  # pyright: ignore[reportOperatorIssue] (not None here)
             return func(*args, **options)
         row = self.traced[func]  # pyright: ignore[reportOptionalSubscript]
         for when, parts in row.parts:
             if when is None or when(*args, **options):
-                if parts.refused:  # which `compiled_code` then sees
+                if parts.refused:  # (`compiled_code` raises for the call)
                     return func(*args, **options)
                 return parts(*args, **options, **self.learned)
         if row.call is not None:
@@ -274,7 +274,7 @@ class Mode(torch.overrides.TorchFunctionMode):
     def refuse_fused(
         self, func: Callable[..., Any], args: Sequence[Any], options: Mapping[str, Any]
     ) -> None:
-        """Refuse a call that cannot be taken apart, and would have to be."""
+        """Raise for a call that regrad would have to decompose and cannot."""
         parts = fitting(self.rows[func].parts, args, options)
         if parts is not None and parts.refused:
             parts(*args, **options)
@@ -283,11 +283,11 @@ class Mode(torch.overrides.TorchFunctionMode):
 _USUAL = {Tensor, torch.nn.Parameter, type(None)}
 
 
-def ask_mode(old: Callable[..., Any]) -> Callable[..., Any]:
-    """Return `handle_torch_function`, which functions that torch writes in Python call first.
+def call_mode(old: Callable[..., Any]) -> Callable[..., Any]:
+    """Return `handle_torch_function`, which functions that torch implements in Python call first.
 
-    Where a mode of ours is the innermost, and no argument is of a subclass, it is asked without
-    torch's Python around it, which takes longer than all else in a scope.
+    If the innermost mode is regrad's and no argument is of a subclass, the function calls the mode
+    directly. This skips torch's Python code, which takes longer than everything else in a scope.
     """
 
     @wraps(old)
@@ -296,7 +296,7 @@ def ask_mode(old: Callable[..., Any]) -> Callable[..., Any]:
     ) -> Any:
         try:
             mode = pop_mode()
-        except RuntimeError:  # there is none
+        except RuntimeError:  # there is no mode
             return old(public_api, relevant_args, *args, **kwargs)
         try:
             if Mode in type(mode).__mro__:
@@ -312,12 +312,12 @@ def ask_mode(old: Callable[..., Any]) -> Callable[..., Any]:
     return handle_torch_function
 
 
-# The ways to run a torch function in a scope, outside of torch.compile.
+# A way to run a torch function in a scope, outside of torch.compile.
 Way = Callable[[Mode, Any, Sequence[Any], Any], Any]
 
 
 class DispatchTable(dict[Any, Row]):
-    """The row of each torch function under a set of rules, made when it is first called."""
+    """The row of each torch function under a set of rules, created at the first call."""
 
     def __init__(self, ruleset: Rules) -> None:
         super().__init__()
@@ -326,25 +326,28 @@ class DispatchTable(dict[Any, Row]):
     def __missing__(self, func: Callable[..., Any]) -> Row:
         rules = self.ruleset
         row = Row(rules.parts_of(func), rules.calls_of(func), rules.coverage.bodies.get(func))
-        return self.setdefault(func, row)  # (another thread may have made it)
+        return self.setdefault(func, row)  # (another thread may have created it)
 
     def way_of(self, func: Callable[..., Any], row: Row) -> Way | None:
-        """Decide how a function runs."""
+        """Return the way to run a function; None if it runs unchanged."""
         if type(func) is _Getter and not row.parts:  # x.shape, x.grad
             return _run_as_is
         way = row.calls or self._way(func, row.body)
         return _way_by_parts(row.parts, way or _run_watched) if row.parts else way
 
     def prepare(self) -> None:
-        """Make the rows that torch.compile may need, which cannot run this code as it traces.
+        """Create the rows that torch.compile may need, since it cannot run this code in a trace.
 
-        A program that it makes calls the functions in them as they are.
+        A compiled program calls the functions in the rows directly.
         """
         mode, covered = self.ruleset.mode, self.ruleset.coverage
         if mode.traced is not None:
             return
         asked = (f for f in covered.fused if not isinstance(f, Operator))
         rows = {f: self[f] for f in (*asked, *covered.spelled, *covered.bodies)}
+        for func, call in self.ruleset.calls_of_functions().items():
+            rows[func] = Row((), None, None)
+            rows[func].call = call
         for func, row in rows.items():
             for run in (row.call, *[run for _, run in row.parts]):
                 if run is not None:
@@ -356,14 +359,14 @@ class DispatchTable(dict[Any, Row]):
         mode.traced = {f: r for f, r in rows.items() if r.parts or r.call or r.traced}
 
     def _way(self, func: Callable[..., Any], body: Any) -> Way | None:
-        """Return the way of a function for which there is no rule."""
+        """Return the way to run a function that has no rule."""
         rules = self.ruleset
         if func in rules.keep:
             return _run_as_is
         way: Way | None = None
         if self._may_concern(func):
             if body is not None:
-                return _run_opened
+                return _run_body
             decided = isinstance(func, Overload) or body_of(func) or func in rules.coverage.left
             way = _run_decided if decided else _run_watched
             if rules.values and func not in rules.coverage.left and func not in BACKWARD:
@@ -375,11 +378,11 @@ class DispatchTable(dict[Any, Row]):
         return way
 
     def _may_concern(self, func: Callable[..., Any]) -> bool:
-        """Return whether a rule may concern what a function runs."""
+        """Return whether a rule may apply to an op inside a function."""
         rules, types = self.ruleset, types_run_by(func)
         if types is None or not types.isdisjoint(rules.rules) or func in rules.coverage.left:
             return True
-        if not rules.values <= families().keys():  # callables, which may run in others of C++
+        if not rules.values <= families().keys():  # (callables, which C++ functions may run)
             return True
         if not isinstance(func, FunctionType):
             return False
@@ -399,14 +402,14 @@ class WatchedTable(dict[Any, Row]):
         return self.setdefault(func, row)
 
     def way_of(self, func: Callable[..., Any], row: Row) -> Way:
-        """Decide how a function runs: if it runs no overridden op, it is watched all the same."""
+        """Return the way to run a function, which is watched even without an overridden op."""
         return _watched(self.rows.way_of(func, row), row.body)
 
 
 def _watched(way: Way | None, body: Any) -> Way:
-    """Return a way that notes each call which keeps its gradient."""
+    """Return a way to run a function that notes each call which keeps its gradient."""
     if way in (None, _run_first):
-        return _run_watched if body is None else _run_opened
+        return _run_watched if body is None else _run_body
     return way
 
 
@@ -423,7 +426,7 @@ def _run_as_is(
 
 
 def _way_by_parts(rows: Sequence[tuple[Any, Any]], otherwise: Way) -> Way:
-    """Return the way of a function that is taken apart, at least with some arguments."""
+    """Return the way to run a function that decomposes, at least for some arguments."""
 
     def way(
         mode: Mode, func: Callable[..., Any], args: Sequence[Any], options: Mapping[str, Any]
@@ -434,7 +437,7 @@ def _way_by_parts(rows: Sequence[tuple[Any, Any]], otherwise: Way) -> Way:
     return way
 
 
-def _run_opened(
+def _run_body(
     mode: Mode, func: Callable[..., Any], args: Sequence[Any], options: Mapping[str, Any]
 ) -> Any:
     with mode:
@@ -444,9 +447,9 @@ def _run_opened(
 def _run_first(
     mode: Mode, func: Callable[..., Any], args: Sequence[Any], options: Mapping[str, Any]
 ) -> Any:
-    """Run a function that may be of several ops: the next calls run as they are, if it is one op.
+    """Run a function that may run several ops; if it runs one op, later calls run unchanged.
 
-    (Of several functions in one that torch writes in Python, reports show each.)
+    (If a function that torch implements in Python runs several functions, reports list each.)
     """
     if not is_grad_enabled():
         return func(*args, **options)
@@ -464,9 +467,9 @@ def _run_first(
 def _run_watched(
     mode: Mode, func: Callable[..., Any], args: Sequence[Any], options: Mapping[str, Any]
 ) -> Any:
-    """Run a function that may run an overridden op, and look at what autograd wrote down."""
+    """Run a function that may run an overridden op, and check the nodes that autograd recorded."""
     if not is_grad_enabled():
-        # (whatever Function it may run in, with whatever decides there)
+        # (the function may run inside any Function, whose backward pass decides)
         return _run_decided(mode, func, args, options)
     start = sequence_nr()
     result = func(*args, **options)
@@ -474,7 +477,7 @@ def _run_watched(
     if made:
         watch = mode.watch
         if made == 1 and type(result) is Tensor:
-            node = result.grad_fn  # as of most calls: its kind says it all
+            node = result.grad_fn  # (most calls create one node, whose kind is sufficient)
             if node is not None and number_of(node) == start:
                 shown = watch.harmless.get((func, type(node)))
                 if shown is not None:
@@ -488,14 +491,14 @@ def _run_for_its_value(
     way: Way, mode: Mode, func: Callable[..., Any], args: Sequence[Any],
     options: Mapping[str, Any],
 ) -> Any:  # fmt: skip
-    """Run a function that no rule covers where values are replaced: those of its ops, too."""
+    """Run a function without a rule in a scope that replaces values of ops, and check its ops."""
     if is_left(mode.ruleset.keep):
         return way(mode, func, args, options)
     return find_hidden(func, partial(way, mode, func, args, options), mode.ruleset.values)
 
 
 def _run_noted(way: Way, mode: Mode, func: Any, args: Sequence[Any], options: Any) -> Any:
-    """Run a function that may jump without a gradient, and note the line where it does."""
+    """Run a function that may jump without a gradient, and note the line if it does."""
     y = way(mode, func, args, options)
     with DisableTorchFunction():
         moves = any(x.requires_grad for x in tensors((args, options)))
@@ -507,9 +510,9 @@ def _run_noted(way: Way, mode: Mode, func: Any, args: Sequence[Any], options: An
 def _run_decided(
     mode: Mode, func: Callable[..., Any], args: Sequence[Any], options: Mapping[str, Any]
 ) -> Any:
-    """Run a function on whose gradient something else than autograd may decide."""
+    """Run a function whose gradient may come from elsewhere than autograd."""
     ruleset, start = mode.ruleset, sequence_nr()
-    if (decider := find_decider(func, ruleset.keep)) is None:
+    if (decider := find_gradient_owner(func, ruleset.keep)) is None:
         result = func(*args, **options)
     else:
         result = call_within(decider, ruleset.rules, func, args, options)

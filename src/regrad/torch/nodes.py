@@ -1,26 +1,27 @@
-"""The safety net: what autograd itself wrote down tells whether an override was passed over.
+"""The safety net: the nodes that autograd records show whether torch skipped an override.
 
-The idea: tables of torch's functions can miss one, today or in torch's next release. Autograd
-cannot: whatever computes a gradient leaves a node in its graph, and the node's class says which op
-it belongs to. So after each function that no rule covers, regrad looks at the nodes that it made:
-at the last one of a function that a table says is harmless, else at all of them. With a rule for
-"Tanh" in force
+A table of torch's functions can miss one, now or in the next release of torch. Autograd cannot.
+Every function that computes a gradient leaves a node in its graph, and the class of the node names
+the op. So after each call without a rule, regrad checks the nodes that the call created. For a
+function that a table lists as harmless it checks the last node, otherwise all nodes. With an active
+rule for "Tanh",
 
-    y = somebody.fused_gelu(x)      # y.grad_fn: MulBackward, behind it TanhBackward
+    y = library.fused_gelu(x)       # y.grad_fn: MulBackward, which leads to TanhBackward
 
-the node `TanhBackward` belongs to "Tanh", so the call raises PassedOverError: it names the function
-and says what to write instead.
+the node `TanhBackward` belongs to "Tanh", so the call raises PassedOverError. The error names the
+function and the alternatives.
 
-Autograd numbers its nodes as it makes them, per thread. A function's nodes
-are those behind its results with a number not below the one at which it began.
+Autograd numbers its nodes in the order of creation, per thread. The nodes of a call are the nodes
+that its results depend on and whose number is not below the number at the start of the call.
 
 Invariants:
 
-* What is looked at once is remembered by its function and kinds of nodes (`Watch.harmless`), unless
-  the node itself decides (`HOLDS`: an `EluBackward` may be of `elu` or of `selu`). A loop over
-  layers pays for the first.
-* A node that a table says is torch's plumbing (the factor of a dropout mask) is not the user's op.
-* Leaves are the end: the nodes of earlier functions have smaller numbers.
+* regrad caches each check by the function and the kinds of nodes (`Watch.harmless`), unless the
+  contents of the node matter (`HOLDS`: an `EluBackward` may belong to `elu` or to `selu`). So a
+  loop over layers pays only for the first layer.
+* A node that a table lists as torch's internal step (the factor of a dropout mask) is not the
+  user's op.
+* The search ends at leaves; the nodes of earlier functions have smaller numbers.
 """
 
 from __future__ import annotations
@@ -39,8 +40,8 @@ from regrad.torch.composites import fused
 from regrad.torch.host import LEAVES, func_gradient, number_of, sequence_nr, unwrap
 from regrad.torch.optypes import HOLDS, following, holds, nodes_of, spellings, switch
 
-# Ops inside a call that are torch's plumbing, and not ops that the caller wrote: the layout of an
-# operand (anywhere), the factor of a dropout mask, the way in which a pool averages.
+# Ops that torch runs inside a call and that the caller did not write: the layout of an operand
+# (anywhere), the factor of a dropout mask, the mean in an adaptive pooling.
 LAYOUT = frozenset({"Identity", "Reshape"})
 PLUMBING = {
     "Mul": "dropout dropout_ alpha_dropout alpha_dropout_ feature_dropout feature_dropout_ "
@@ -53,32 +54,32 @@ PLUMBING = {
 
 
 class Watch:
-    """Looks at the calls of torch functions that no rule of a scope covers.
+    """Checks the calls of torch functions that no rule of a scope covers.
 
-    Autograd numbers its nodes as it makes them, so those of a call are known by their numbers.
-    They are compared with those that belong to the overridden op types.
+    Autograd numbers its nodes in the order of creation, so their numbers identify the nodes of a
+    call. The check compares these nodes with the nodes of the overridden op types.
     """
 
     def __init__(self, rules: Iterable[str]) -> None:
         self.rules: frozenset[str] = frozenset(rules)
-        self.harmless: dict[Any, str] = {}  # a function and its kinds of nodes: what reports show
+        self.harmless: dict[Any, str] = {}  # (function, kinds of nodes) -> its name in reports
 
     def look(
         self, func: Callable[..., Any], start: int, result: Any, note: Callable[[str, int], None]
     ) -> None:
-        """Note what kept its gradient; raise if an overridden op type is among it.
+        """Note a call that kept its gradient; raise if the call computed an overridden op.
 
         Args:
-            func: the function of torch.
-            start: the number of the first node that the call may have made.
-            result: what it returned.
-            note: is given the call as reports show it, and by how many frames of ours.
+            func: The function of torch.
+            start: The number of the first node that the call may have created.
+            result: The result of the call.
+            note: Receives the name of the call in reports, and the number of regrad's frames above.
         """
         seen: set[Any] = set()
         end = sequence_nr()
         for y in (result,) if isinstance(result, torch.Tensor) else tensors((result,)):
             node = y.grad_fn or unwrap(y).grad_fn
-            # (a function may return its input, or a view: that node is an earlier function's)
+            # (a function may return its input or a view; their nodes belong to earlier functions)
             if node is None or number_of(node) < start or node in seen:
                 continue
             made = new_nodes(node, seen, start, end)
@@ -92,17 +93,17 @@ class Watch:
             note(shown, 3)
 
     def check(self, func: Any, node: Any) -> bool:
-        """Raise if a node belongs to an overridden op; return whether another of its kind could."""
+        """Raise if a node belongs to an overridden op; return whether a similar node could."""
         if func in fused() and func not in spellings():
-            return False  # the table says what counts in it, and the scope takes it apart for that
+            return False  # the table lists the ops inside, and the scope decomposes it for them
         name = node.name()
-        hidden = name.endswith("CopySlices")  # a view was changed in place, by a node out of sight
-        # then the function's own name is all there is to go by: `relu_` would make ReluBackward
+        hidden = name.endswith("CopySlices")  # an in-place change of a view hides the node
+        # In that case only the name of the function remains: `relu_` would create ReluBackward.
         types = types_of(node_named(getattr(func, "__name__", "")) if hidden else name)
         for op_type in types:
             if op_type not in self.rules or is_plumbing(func, op_type):
                 continue
-            # (a call may be the op itself, under arguments that make it another op)
+            # (the function may have arguments that make it a different op)
             own = func in spellings() and spellings()[func].family.type == op_type
             if not own and (hidden or holds(op_type, node)):
                 raise PassedOverError(
@@ -115,19 +116,19 @@ class Watch:
 
 @cache
 def is_plumbing(func: Callable[..., Any], op_type: str) -> bool:
-    """Return whether an op of this type is a detail of how torch computes a function."""
+    """Return whether an op of this type is an internal step of a torch function."""
     name = getattr(func, "__name__", "")
     return op_type in LAYOUT or name in PLUMBING.get(op_type, "").split()
 
 
 _TORCH = os.path.dirname(torch.__file__) + os.sep
-LIBRARIES: tuple[str, ...] = (_TORCH, PACKAGE, "<eval_with_key>")  # (which torch.compile writes)
+LIBRARIES: tuple[str, ...] = (_TORCH, PACKAGE, "<eval_with_key>")  # (torch.compile's own code)
 
 
 def is_returned(
     y: torch.Tensor, func: Any, args: Sequence[Any], options: Mapping[str, Any]
 ) -> bool:
-    """Return whether a result is an input, into which nothing was written: `x.contiguous()`."""
+    """Return whether a result is an unmodified input: `x.contiguous()`."""
     at = switch(func)
     writes = options.get("inplace") or (at is not None and args[at : at + 1] == (True,))
     if writes or getattr(func, "__name__", "").endswith("_"):
@@ -136,26 +137,26 @@ def is_returned(
 
 
 def describe(func: Callable[..., Any], nodes: Sequence[Any]) -> str:
-    """Return a call as the report shows it: `Tanh`, `torch.nn.functional.linear (MatMul)`."""
+    """Return the name of a call in reports: `Tanh`, `torch.nn.functional.linear (MatMul)`."""
     if func in spellings():
         return name_of(func)
     named = [(node, t) for node in nodes for t in types_of(node.name())]
     types = {op_type for node, op_type in named if holds(op_type, node)}
-    # (the one node of a fused kernel does not tell all that a rule would find in its parts)
+    # (the one node of a fused kernel does not show every op of its decomposition)
     types |= {t for form in fused().get(func, ()) if form.when is None for t in form.contains}
     return f"{name_of(func)} ({', '.join(sorted(types))})" if types else name_of(func)
 
 
 @cache
 def gradients() -> frozenset[Any]:
-    """Return the functions that run a backward pass; its ops are not the program's."""
+    """Return the functions that run a backward pass; ops inside are not the program's."""
     own: Any = torch.Tensor.grad.__get__  # pyright: ignore
     passes = torch.autograd.grad, torch.autograd.backward, torch.Tensor.backward
     return frozenset({*passes, func_gradient, own})
 
 
 def node_named(name: str) -> str:
-    """Return the backward node of a torch function, by the name that torch would give it."""
+    """Return the backward node of a torch function, by torch's naming scheme."""
     words = name.strip("_").split("_")
     return "".join(word.capitalize() for word in words) + "Backward"
 
@@ -172,13 +173,13 @@ def tensors(values: Any) -> Iterator[torch.Tensor]:
 
 
 def new_nodes(node: Any, seen: set[Any], start: int = 0, end: int = LEAVES) -> list[Any]:
-    """Return a node, and those behind it that are not in `seen`, with numbers in this range.
+    """Return a node and the new nodes that it leads to, with numbers in this range.
 
-    (`seen` holds them: a wrapper that nobody holds goes, and the next may have its id.)
+    (`seen` holds references to the nodes: a freed wrapper could pass its id on to the next one.)
     """
     seen.add(node)
     found = [node]
-    for each in found:  # which grows
+    for each in found:  # (`found` grows during the loop)
         for behind, _ in each.next_functions:
             if behind is not None and start <= number_of(behind) < end and behind not in seen:
                 seen.add(behind)
@@ -190,8 +191,8 @@ def new_nodes(node: Any, seen: set[Any], start: int = 0, end: int = LEAVES) -> l
 def types_of(node: str) -> tuple[str, ...]:
     """Return the op types that a backward node belongs to.
 
-    torch numbers the overloads of a function behind the name of its node. It adds the kinds of
-    arguments to the nodes of foreach functions (`ForeachMulBackward1ScalarList`).
+    torch appends the number of an overload to the name of the node. For foreach functions it also
+    appends the kinds of arguments (`ForeachMulBackward1ScalarList`).
     """
     word, found, _ = node.removeprefix("Foreach").lower().rpartition("backward")
     return _types().get(word + found, ())
@@ -208,7 +209,7 @@ def _types() -> dict[str, tuple[str, ...]]:
 
 @following
 def name_of(func: Callable[..., Any]) -> str:
-    """Return a torch callable as reports show it: by its op type, or else by its name."""
+    """Return the name of a torch callable in reports: its op type, or otherwise its own name."""
     spelling = spellings().get(func)
     if spelling is not None:
         return spelling.family.type

@@ -1,4 +1,4 @@
-"""The scopes of overrides that are open here: in this thread, and in this task."""
+"""The scopes of overrides that are open in the current thread and task."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from regrad.core.blocks import block
 from regrad.errors import PassedOverError
 
 # `regrad.torch.gradient_override_map` objects, the innermost last. If one of them names places, the
-# tuple is a `places.Spot`, with what the scopes are where the program is.
+# tuple is a `places.Spot`, which has the state of the scopes at the current place.
 SCOPES: ContextVar[tuple[Any, ...]] = ContextVar("regrad_torch", default=())
 
 
 class RunningContext(NamedTuple):
-    """The surroundings of the code that runs here, besides scopes.
+    """The context of the code that runs here, besides scopes.
 
     Args:
-        own: whether every op has torch's own gradient, whatever scopes and custom gradients there
-            are, for the tools that compare the two.
-        looked_at: whether a tool looks at the calls, and at the nodes of each.
-        within: the call of a module, an `InsideWholeCall`, that has a rule as a whole.
-        place: the `Place` of a node in a graph that torch.compile captures.
-        decided: the `autograd.Function` that is called, if it is known that no rule holds for it.
-        learned: what that node was given for the parameters of rules, by the identity of each.
+        own: Whether every op has torch's own gradient regardless of scopes and custom gradients,
+            for the tools that compare the two.
+        looked_at: Whether a tool observes the calls and their nodes.
+        within: The `InsideWholeCall` of a module call with a rule for the whole call.
+        place: The `Place` of a node in a graph that torch.compile captures.
+        decided: The `autograd.Function` in a call for which regrad has already found no rule.
+        learned: The node's inputs for the parameters of rules, by the identity of each parameter.
     """
 
     own: bool = False
@@ -42,7 +42,7 @@ AROUND: ContextVar[RunningContext] = ContextVar("regrad_torch_around", default=N
 
 @block
 def inside(**changes: Any) -> Generator[None]:
-    """A block in which other things are around the code."""
+    """Run a block in a changed context."""
     token = AROUND.set(AROUND.get()._replace(**changes))
     try:
         yield
@@ -51,13 +51,13 @@ def inside(**changes: Any) -> Generator[None]:
 
 
 class InsideWholeCall:
-    """The call of a module that has a rule as a whole, from the inside.
+    """The call of a module with a rule for the whole call, seen from inside.
 
     Args:
-        module: the one that is called.
-        key: that of the rule.
-        name: of the module's class.
-        kept: whether `keep` has the key, so that other rules are to be passed over inside.
+        module: The called module.
+        key: The key of the rule.
+        name: The name of the module's class.
+        kept: Whether `keep` has the key, so that other rules do not apply inside.
     """
 
     def __init__(self, module: Any, key: Any, name: str, kept: bool) -> None:
@@ -67,25 +67,26 @@ class InsideWholeCall:
         self.kept: bool = kept
 
     def begun(self) -> InsideWholeCall:
-        """Return the same call, of which nothing has run."""
+        """Return the same call, before anything in it has run."""
         return InsideWholeCall(self.module, self.key, self.name, self.kept)
 
     def starts(self, module: Any) -> bool:
-        """Return whether this is the call of the module itself, which is asked about once."""
+        """Return whether this is the call of the module itself; True at most once."""
         found, self.module = self.module is module, None
         return found
 
     def hides(self, what: str) -> PassedOverError:
-        """Return the error for an op, or module, whose own rule would never run."""
+        """Return the error for an op or module inside, whose own rule would never run."""
         return PassedOverError(
-            f"{what} ran inside of a call of {self.name}, which has a rule as a whole by "
-            f"{self.key!r}: that decides, and the rule for {what} would never run. Name other "
-            f"modules, or pass keep=[{self.key!r}] to have all inside keep its own gradient."
+            f"{what} ran inside of a call of {self.name}, whose whole call has a rule by "
+            f"{self.key!r}. That rule defines the gradient, so the rule for {what} would never "
+            f"run. Name other modules, or pass keep=[{self.key!r}] to keep the own gradients of "
+            "all ops inside."
         )
 
 
 def scope_of(ruleset: Any) -> Any:
-    """Return the innermost open scope with a set of rules, wherever it is; None if none has it."""
+    """Return the innermost open scope with a set of rules, in any state; None without one."""
     for scope in reversed(SCOPES.get()):
         if scope._ruleset is not None and scope._ruleset.home is ruleset.home:
             return scope

@@ -1,8 +1,8 @@
-"""Which torch callables an op type covers, in every spelling.
+"""The torch callables that an op type covers, in every spelling.
 
-A family is an op type, the names that torch has for it, and how torch calls the parameters. A
-name is looked up wherever torch keeps functions (`torch`, `Tensor`, `torch.nn.functional`, …),
-also with the underscore of the in-place variant and as the method behind an operator.
+A family is an op type, torch's names for it, and torch's names for its parameters. regrad looks up
+each name wherever torch keeps functions (`torch`, `Tensor`, `torch.nn.functional`, …), also with
+the underscore of the in-place variant and as the method of an operator.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from regrad.torch.host.running import Packet
 
 Cached = TypeVar("Cached", bound=Callable[..., Any])
 
-# op type: what else torch calls an elementwise op, besides the op's own name and that of its type.
-# (`families` finds those: this and the next table are for what cannot be found by name.)
+# op type: more names that torch has for an elementwise op, besides the op's name and its op type.
+# (`families` finds these two; this table and the next are for names that it cannot find.)
 SYNONYMS_OF = {
     "Abs": "absolute", "Acos": "arccos", "Acosh": "arccosh", "Asin": "arcsin", "Asinh": "arcsinh",
     "Atan": "arctan", "Atan2": "arctan2", "Atanh": "arctanh", "Conj": "conj_physical",
@@ -34,10 +34,10 @@ SYNONYMS_OF = {
     "Sign": "sgn", "Trunc": "fix",
 }  # fmt: skip
 
-# Elementwise ops whose functions torch does not differentiate, or which are views there.
+# Elementwise ops whose functions torch does not differentiate, or implements as views.
 APART = {"FloorDiv", "Imag", "NextAfter", "Real"}
 
-# How torch calls the parameters of elementwise ops, by their number.
+# Torch's names for the parameters of elementwise ops, by their number.
 INPUTS = {1: "input=x", 2: "input=a other=b"}
 
 # op type: names in torch, and their parameters in order, as `torch's name=the op's name`.
@@ -76,20 +76,20 @@ OTHERS = {
     "Pack": ("stack", "tensors=xs dim=axis"),
 }  # fmt: skip
 
-# Operators whose method is not called like the function (`x + y` arrives as Tensor.add).
+# Operators whose method has another name than the function (`x + y` dispatches as Tensor.add).
 DUNDERS = {"add": "add", "sub": "sub", "mul": "mul", "div": "div truediv", "matmul": "matmul",
            "pow": "pow", "neg": "neg", "abs": "abs", "remainder": "mod"}  # fmt: skip
 
-# The same with the tensors the other way round, for which `2 - x` and `2 / x` ask.
+# The same functions with swapped tensors, which `2 - x` and `2 / x` call.
 REVERSED = {"Sub": "rsub", "RealDiv": "__rtruediv__"}
 
-# Where the method takes its parameters in another order than the function: `x.where(condition, y)`.
+# Methods with another order of parameters than the function: `x.where(condition, y)`.
 METHODS = {"SelectV2": "input=a condition=condition other=b"}
 
-# Ops that see images in another layout than torch: their own rules do not fit.
+# Ops whose images have another layout than torch's, so that their own rules do not fit.
 CHANNELS_LAST = ("Conv2D", "Conv3D", "MaxPool", "MaxPool3D", "AvgPool", "AvgPool3D")
 
-# The value of an attribute that a call does not name, if the op's own default is another or none.
+# The values of attributes that a call omits, if they differ from the op's own defaults.
 DEFAULTS: dict[str, dict[str, Any]] = {
     "LeakyRelu": {"alpha": 0.01}, "ConcatV2": {"axis": 0}, "Pack": {"axis": 0},
     "Cumsum": {"exclusive": False, "reverse": False},
@@ -99,21 +99,21 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     **{t: {"strides": None, "pad": 0} for t in CHANNELS_LAST[2:]},
 }  # fmt: skip
 
-# Parameters of torch's that the op does not have, with their defaults.
+# Parameters of torch that the op does not have, with their defaults.
 LACKS: dict[str, dict[str, Any]] = {
     "Elu": {"alpha": 1}, "Round": {"decimals": 0}, "Softplus": {"beta": 1, "threshold": 20},
 }  # fmt: skip
 
-# How the op's attribute follows from torch's parameter, where the two differ.
+# Conversions from torch's parameter to the op's attribute, if the two differ.
 MEANS: dict[str, Callable[[Any], Any]] = {"approximate": lambda value: value == "tanh"}
 
-# Other names that torch has for the same parameter.
+# Other names in torch for the same parameter.
 SYNONYMS = {"self": "input", "axis": "dim", "exponent": "other", "mat2": "other", "vec": "other",
             "vec2": "other", "tensor": "other", "divisor": "other", "a_min": "min", "a_max": "max",
             "A": "input", "keepdims": "keepdim", "x": "input", "x1": "input", "x2": "other",
             "a": "input"}  # fmt: skip
 
-FUNCTIONS: tuple[Any, ...] = (torch, F, torch.special)  # of which tensors are the arguments
+FUNCTIONS: tuple[Any, ...] = (torch, F, torch.special)  # modules with functions of tensors
 PLACES: tuple[Any, ...] = (
     torch, torch.Tensor, F, NATIVE[0],
     torch.special, torch.linalg, torch.fft, torch.ops.aten,
@@ -121,7 +121,7 @@ PLACES: tuple[Any, ...] = (
 
 
 class Family(NamedTuple):
-    """An op type as torch spells it."""
+    """An op type with torch's names for it."""
 
     op: Op
     names: tuple[str, ...]
@@ -134,7 +134,7 @@ class Family(NamedTuple):
         return self.op.type
 
     def attributes(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """The op's attributes, as it means them, of what a call says."""
+        """Return the op's attributes, from the arguments of a call."""
         if not self.op.attrs:
             return {}
         said = {name: MEANS[name](v) if name in MEANS else v for name, v in given.items()}
@@ -142,17 +142,17 @@ class Family(NamedTuple):
 
 
 class Spelling(NamedTuple):
-    """One torch callable of a family, and what computes it out of place."""
+    """One torch callable of a family, and its out-of-place variant."""
 
     family: Family
     function: Callable[..., Any]  # never in place
     in_place: bool = False
-    switch: int | None = None  # where it takes `inplace`, if it does
+    switch: int | None = None  # the position of the parameter `inplace`, if there is one
 
     def out_of_place(
         self, args: tuple[Any, ...], options: Mapping[str, Any]
     ) -> tuple[bool, tuple[Any, ...], dict[str, Any]]:
-        """Return whether a call is in place, and its arguments without what says so."""
+        """Return whether a call is in place, and its arguments without the `inplace` flag."""
         named = {k: v for k, v in options.items() if k != "inplace"} if options else {}
         if self.switch is None or len(args) <= self.switch:
             return self.in_place or bool(options.get("inplace")), args, named
@@ -173,14 +173,14 @@ _FOLLOWING: list[Any] = []
 
 
 def following(function: Cached) -> Cached:
-    """Cache what follows from the op types that there are, until one more is asked for."""
+    """Cache a function of the registered op types, until a new op type appears."""
     cached: Any = cache(function)
     _FOLLOWING.append(cached)
     return cached
 
 
 def clear() -> None:
-    """Have all that follows from the op types found anew."""
+    """Clear all caches that depend on the registered op types."""
     for cached in _FOLLOWING:
         cached.cache_clear()
 
@@ -209,7 +209,7 @@ def families() -> Mapping[str, Family]:
     others = {t: (names.split(), parameters) for t, (names, parameters) in OTHERS.items()}
     taken = {name for names, _ in others.values() for name in names}
     found: dict[str, tuple[list[str], str]] = {}
-    for op in OPS.values():  # the library's own first: a name is that of one op type
+    for op in OPS.values():  # the library's own ops first, since a name has one op type
         if op.type not in others and (names := [n for n in _names(op) if n not in taken]):
             found[op.type] = names, INPUTS[len(op.inputs)]
             taken.update(names)
@@ -218,7 +218,7 @@ def families() -> Mapping[str, Family]:
 
 
 def _names(op: Op) -> list[str]:
-    """Return torch's names for an elementwise op; none where it lacks the op, or its gradient."""
+    """Return torch's names for an elementwise op; empty if torch lacks the op or its gradient."""
     if not op.elementwise or op.attrs or len(op.inputs) not in INPUTS:
         return []
     if op.type in APART or isinstance(op.rule, NoGradient):
@@ -235,7 +235,7 @@ def _parameters(text: str) -> tuple[tuple[str, str | None], ...]:
 
 @following
 def spellings() -> Mapping[Any, Spelling]:
-    """Every torch callable that a family covers."""
+    """Return every torch callable that a family covers."""
     found: dict[Any, Spelling] = {}
     for family in families().values():
         for function, spelling in spellings_of(family):
@@ -244,7 +244,7 @@ def spellings() -> Mapping[Any, Spelling]:
 
 
 def spellings_of(family: Family) -> Iterator[tuple[Any, Spelling]]:
-    """Every torch callable of a family."""
+    """Yield every torch callable of a family."""
     if family is THRESHOLD:
         yield step, Spelling(family, step)
         return
@@ -271,30 +271,30 @@ def _spellings_named(family: Family, name: str) -> Iterator[tuple[Any, Spelling]
 
 @cache
 def switch(function: Callable[..., Any]) -> int | None:
-    """Return where a function that torch writes in Python takes `inplace`."""
+    """Return the position of `inplace` in a function that torch implements in Python."""
     code = getattr(function, "__code__", None)
     names = code.co_varnames[: code.co_argcount] if code else ()
     return names.index("inplace") if "inplace" in names else None
 
 
 def in_place_of(function: Callable[..., Any]) -> Any:
-    """Return the function that `function(x, inplace=True)` calls; None if that is not known."""
+    """Return the function that `function(x, inplace=True)` calls; None if regrad does not know."""
     if switch(function) != 1:
         return None
     return getattr(torch, f"{function.__name__}_", None)
 
 
 def functions_named(names: str) -> list[Any]:
-    """The functions that torch has under these names, wherever it keeps them."""
-    # (`torch.einsum` is written in Python, and calls another)
+    """Return the functions that torch has under these names, in all places."""
+    # (`torch.einsum` is implemented in Python, and calls another function of this name)
     places = (*PLACES, *NATIVE)
     found = [getattr(place, name, None) for name in names.split() for place in places]
     return [each for f in found for each in _with_overloads(f)]
 
 
 def _with_overloads(function: Any) -> list[Any]:
-    """A function, if it is one, and the overloads of one of `torch.ops.aten`."""
-    if not isinstance(function, Packet):  # (the `__gt__` of a module is no function of torch)
+    """Return a function of torch, with its overloads if it is in `torch.ops.aten`."""
+    if not isinstance(function, Packet):  # (a module's `__gt__` is not a function of torch)
         of_torch = callable(function) and not isinstance(function, MethodWrapperType)
         return [function] if of_torch else []
     return [function, *[getattr(function, name) for name in function.overloads()]]
@@ -310,18 +310,19 @@ def _operators(family: Family) -> Iterator[tuple[Any, Spelling]]:
 
 
 def make_family(function: Callable[..., Any]) -> Family:
-    """Return a torch callable that belongs to no op type as a family of its own: all of its name.
+    """Return the family of a torch callable without an op type: all callables of its name.
 
-    In place, it is the same family as out of place, which has its gradient.
+    An in-place callable has the same family as the out-of-place variant, and its gradient.
     """
     full = torch.overrides.resolve_name(function) or getattr(function, "__qualname__", None)
     full = full or str(function)
     name = full.rpartition(".")[2]
     if changes_only(name):
         raise UnknownOpError(
-            f"{full} changes a tensor in place, and torch has nothing that returns the same result "
-            "out of place, of which a rule could be the gradient. Give the function that computes "
-            "what is written (torch.where, index_put, scatter) as the key, and use it."
+            f"{full} changes a tensor in place, and torch has no out-of-place variant that returns "
+            "the same result, so there is no function for a rule to be the gradient of. Call the "
+            "function that computes the new values (torch.where, index_put, scatter), and use it "
+            "as the key."
         )
     if name.endswith("_") and not name.endswith("__"):
         full, name = full[:-1], name[:-1]
@@ -329,7 +330,7 @@ def make_family(function: Callable[..., Any]) -> Family:
 
 
 def changes_only(name: str) -> bool:
-    """Return whether a function works in place, and has no variant that does not."""
+    """Return whether a function works in place and has no out-of-place variant."""
     if name.startswith("__"):
         return name in ("__setitem__", "__set__") or (
             name.startswith("__i") and getattr(torch.Tensor, "__" + name[3:], None) is None
@@ -342,7 +343,7 @@ def find_family(op_type: str) -> Family | None:
     op_type = canonical(op_type)
     if op_type == THRESHOLD.type:
         return THRESHOLD
-    if op_type not in families() and op_type in OPS and _names(OPS[op_type]):  # it is new
+    if op_type not in families() and op_type in OPS and _names(OPS[op_type]):  # (a new op type)
         clear()
     return families().get(op_type)
 
@@ -359,8 +360,8 @@ _CONVOLUTION = (
     "MpsConvolution MiopenDepthwiseConvolution"
 )
 
-# Backward nodes of torch's autograd that belong to an op type, besides those of its own functions.
-# Nodes of callables that compute the op among others are here as well.
+# Backward nodes of torch's autograd that belong to an op type, besides the nodes of its functions.
+# The table includes nodes of callables that compute the op among others.
 NODES = {
     "Sub": "Rsub", "ClipByValue": "ClampMin ClampMax", "Relu6": "Hardtanh Hardswish Hardsigmoid",
     "Max": "Max Aminmax", "Min": "Min Aminmax",
@@ -385,7 +386,7 @@ def _convolves(node: Any, axes: int) -> bool:
     return not saved_by(node, "transposed") and len(saved_by(node, "stride", " " * axes)) == axes
 
 
-# Whether a backward node that several ops share is one of the op type, by what it holds.
+# For op types that share a backward node: whether a node belongs to the type, by its contents.
 HOLDS: dict[str, Callable[[Any], bool]] = {
     "Relu6": lambda node: (saved_by(node, "min_val", 0), saved_by(node, "max_val", 6)) == (0, 6),
     "Elu": lambda node: saved_by(node, "scale", 1) == 1,
@@ -396,7 +397,7 @@ HOLDS: dict[str, Callable[[Any], bool]] = {
 
 
 def holds(op_type: str, node: Any) -> bool:
-    """Return whether a backward node that belongs to an op type, and to others, is one of it."""
+    """Return whether a backward node, which may belong to several op types, belongs to this one."""
     return op_type not in HOLDS or HOLDS[op_type](node)
 
 

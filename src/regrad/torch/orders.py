@@ -1,23 +1,24 @@
-"""Which backward pass runs: that of a program, or one through a gradient that rules have made.
+"""The kind of backward pass that runs: a program's own, or one through a gradient from rules.
 
-A rule with `order=1` is for the first derivative, and an op's node in autograd's record cannot know
-which derivative it is asked for: the engine calls it in the same way. But what differentiates a
-gradient (made with `create_graph=True`) goes through what has made it. So each gradient that leaves
-an op under such a rule passes a node of `Gradient`. With g = rule(x, dy), the record behind g is
+A rule with `order=1` defines only the first derivative. The node of an op in autograd's record does
+not have the order of the derivative, because the engine calls the node in the same way at every
+order. But differentiating a gradient (made with `create_graph=True`) passes through the ops that
+computed the gradient. So each gradient that leaves an op under such a rule passes a node of
+`Gradient`. With g = rule(x, dy), the record of g is
 
-    g ← Gradient ← the ops of the rule ← what x and dy were made of
+    g ← Gradient ← the ops of the rule ← the ops that computed x and dy
           ↑ x
 
-A backward pass that will run one of these nodes is of a gradient. In it ops under such rules have
-their own gradients, throughout: also on a way that leads to them past the rule.
+A backward pass that will run one of these nodes differentiates a gradient. In this pass, ops under
+such rules have their own gradients throughout, also on paths that reach them without the rule.
 
 Invariants:
 
-* The engine is asked what it will run. (The order in which nodes run would not do: they may be on
-  several devices, each with a thread of its own.)
-* A node hangs on the inputs of the op as well, to which it has no gradient. So it is there, and on
-  the way, where the rule returns a constant, and the ops before it go on with that.
-* What leaves a node, or an op's own gradient, passes a node, too: it belongs to the next order.
+* regrad queries the engine for the nodes that it will run. (The order in which nodes run is not
+  sufficient: nodes may be on several devices, and each device has a thread.)
+* A `Gradient` node also has edges to the inputs of the op, without a gradient for them. So the node
+  exists, and is on the path, even if the rule returns a constant.
+* Gradients that leave such a node, or an op's own gradient, pass another node for the next order.
 """
 
 from __future__ import annotations
@@ -34,12 +35,12 @@ from regrad.torch.host import ORDERS, current_pass, will_run
 from regrad.torch.host.running import Silent
 
 _LOCK = threading.Lock()
-_made: weakref.WeakSet[Any] = weakref.WeakSet()  # the nodes of `Gradient` that there are
-_known: tuple[int, bool] = -1, False  # the pass that was asked for last, and the answer
+_made: weakref.WeakSet[Any] = weakref.WeakSet()  # the existing nodes of `Gradient`
+_known: tuple[int, bool] = -1, False  # the last pass that regrad queried, and the result
 
 
 class Gradient(torch.autograd.Function, metaclass=Silent):
-    """A gradient as it is, that left an op of these inputs."""
+    """The identity, for a gradient that left an op with these inputs."""
 
     @staticmethod
     def forward(dx: torch.Tensor, *xs: torch.Tensor) -> torch.Tensor:
@@ -54,7 +55,7 @@ class Gradient(torch.autograd.Function, metaclass=Silent):
     @staticmethod
     def backward(ctx: Any, *dys: torch.Tensor) -> Any:
         global _known
-        _known = current_pass(), True  # (of the root, which runs first, the engine does not tell)
+        _known = current_pass(), True  # (the engine does not report the root, which runs first)
         xs = ctx.saved_tensors
         return *in_gradient(dys, xs), *[None] * len(xs)
 
@@ -64,7 +65,7 @@ class Gradient(torch.autograd.Function, metaclass=Silent):
 
 
 def in_gradient(dxs: Sequence[Any], xs: Sequence[Any]) -> list[Any]:
-    """Return gradients that leave an op of xs; later backward passes will know them for such."""
+    """Mark gradients that leave an op of xs, so that later backward passes can identify them."""
     if not torch.is_grad_enabled():
         return list(dxs)
     moving = [x for x in xs if x is not None and x.requires_grad]
@@ -72,7 +73,7 @@ def in_gradient(dxs: Sequence[Any], xs: Sequence[Any]) -> list[Any]:
 
 
 def is_of_gradient() -> bool:
-    """Return whether the backward pass that runs is one through a gradient."""
+    """Return whether the running backward pass differentiates a gradient."""
     global _known
     now = current_pass()
     if now != _known[0]:

@@ -1,4 +1,4 @@
-"""`gradient_override_map` for PyTorch: rules put in force around code that nobody edits."""
+"""`gradient_override_map` for PyTorch: rules that apply to unmodified code."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from regrad.core.blocks import Refusal
 from regrad.core.callers import warn_of_open_scope
 from regrad.core.interrupts import Deferred
 from regrad.core.placed import asks_site
-from regrad.core.places import Counts, at, entries, spread
+from regrad.core.places import Counts, at, entries, refuse_none, spread
 from regrad.core.replacing import check_values
 from regrad.core.reports import Binding, Table, Untouched
 from regrad.core.scopes import Optional, Scope, check_order, left_out_of_turn, unmarked
@@ -33,55 +33,57 @@ from regrad.torch.thresholds import KEY, NOT_CAST
 
 
 class gradient_override_map(Scope[Binding]):
-    """Within the scope, torch functions are differentiated by the given rules.
+    """Override the gradients of torch functions inside a `with` block.
 
     Args:
-        rules: `{key: rule}`. A key is an op type (`"Relu"`, `"Softmax"`; it covers every
-            spelling that torch has: functions, methods, operators, in-place variants; the docs
-            have the table) or a torch callable; one that belongs to an op type stands for all of
-            it. A rule is a function, a name given to `regrad.RegisterGradient`, or an op type
-            whose own rule is to be used. Functions may be written with regrad's functions or with
-            torch's, in the native form `(dy, x, …)` or in TensorFlow's `(op, grad, …)`. A key may
-            be an `rg.at(where, what)`, which says in which modules the rule holds; without `what`
-            the rule is for the whole call of each module.
-        keep: torch callables, and subclasses of `torch.autograd.Function`, that are to keep their
-            own gradient although they compute an overridden op inside; and keys for whole calls,
-            inside of which no other rule is to fire.
-        model: the module whose `named_modules()` keys name by path, or by number. It may run by
-            itself, in a wrapper (DDP, `torch.compile`), or in parts.
-        values: whether rules may replace values, as `rg.replace(forward)` does.
-        order: By default the rules hold at every order. With `order=1` they give the first
-            derivative alone: what differentiates a gradient that they made (`create_graph=True`)
-            differentiates the rules' formulas, and all else by torch's own gradients. A backward
-            pass through such a gradient and past it (`loss + gradient.norm()`) takes torch's own
-            throughout.
-        materialize: whether the gradient that arrives at an output which nothing uses is zeros.
-            With `materialize=False` it is None in `dy` of an op or module of several outputs, and
-            parameters that only such outputs depend on have no gradient (`builtin` returns None).
-        watch: whether `untouched()` shows the source lines and modules of what keeps its own
-            gradient, and lists each `autograd.Function` without a rule. It takes some microseconds
-            for each op.
+        rules: `{key: rule}`. A key is an op type (`"Relu"`, `"Softmax"`) or a torch callable. An op
+            type covers every spelling in torch: functions, methods, operators and in-place variants
+            (the docs have the table). A callable that belongs to an op type stands for the whole op
+            type. A rule is a function, a name registered with `regrad.RegisterGradient`, or an op
+            type whose own rule regrad uses. A rule function may use regrad's functions or torch's.
+            Its signature is `(dy, x, …)`, or TensorFlow's `(op, grad, …)`. A key may also be
+            `rg.at(where, what)`, which restricts the rule to some modules. Without `what` the rule
+            applies to the whole call of each module.
+        keep: Torch callables and subclasses of `torch.autograd.Function` that keep their own
+            gradient although they compute an overridden op inside. Also keys for whole calls;
+            inside these calls no other rule fires.
+        model: The module whose `named_modules()` define the paths and numbers in keys. The model
+            may run directly, in a wrapper (DDP, `torch.compile`), or in parts.
+        values: Whether rules may replace values, as `rg.replace(forward)` does.
+        order: By default the rules apply at every order. With `order=1` the rules define only the
+            first derivative. If the program differentiates a gradient that the rules computed
+            (`create_graph=True`), regrad differentiates the formulas of the rules, and torch's own
+            gradients apply to everything else. A backward pass through such a gradient and beyond
+            it (`loss + gradient.norm()`) uses torch's own gradients throughout.
+        materialize: Whether an unused output receives a gradient of zeros. With
+            `materialize=False`, `dy` of an op or module with several outputs is None for an unused
+            output, and parameters that only unused outputs depend on get no gradient (`builtin`
+            returns None).
+        watch: Whether `untouched()` shows source lines and modules for the ops that keep their own
+            gradient, and lists each `autograd.Function` without a rule. Watching costs some
+            microseconds for each op.
 
-    It works around any code that runs PyTorch: nobody's model is edited. An op is bound when it
-    runs forward; its rule holds wherever and whenever it is differentiated. Callables that compute
-    an overridden op among others (`scaled_dot_product_attention`, `cross_entropy`, `LSTM`) are
-    taken apart, with torch's own values, or refused. Jobs and threads that are handed in or started
-    in the scope, and `torch.utils.checkpoint`, run under it as well. See `docs/torch/` for what
-    is refused.
+    The scope works with any code that runs PyTorch; you do not edit the model. regrad binds an op
+    to its rule when the op runs forward. The rule then applies wherever and whenever the op is
+    differentiated. Some callables compute an overridden op among others
+    (`scaled_dot_product_attention`, `cross_entropy`, `LSTM`). regrad decomposes these callables and
+    keeps torch's own values, or raises an error. The scope also applies to jobs that are submitted
+    and threads that are started inside it, and to `torch.utils.checkpoint`. `docs/torch/` lists the
+    cases that raise an error.
 
-    The object bound by `as` tells what happened: `hits`, `table()`, `untouched()` and
-    `assert_fired()`. Under `torch.compile` the hits are those of the tracing. As a decorator it
-    opens a scope of its own for each call of the function, and tells the hits of all calls.
+    The object bound by `as` reports what happened: `hits`, `table()`, `untouched()` and
+    `assert_fired()`. Under `torch.compile`, `hits` counts the calls during tracing. As a decorator,
+    the map opens a new scope for each call of the function, and reports the hits of all calls.
 
     Raises:
-        ArgumentError: a key names no module of the model, or two keys name one for the same call; a
-            rule replaces values without `values=True`; `order` is neither None nor 1; a flag is
+        ArgumentError: A key names no module of the model; two keys name the same call of a module;
+            a rule replaces values without `values=True`; `order` is neither None nor 1; a flag is
             not a bool.
         GradientError: `order=1` in forward mode, or under torch.func in torch.compile.
-        UnknownOpError: a key or a rule name does not exist, or torch has no such op.
-        RuleError: a rule asks for a name that the op does not have.
-        PassedOverError: an op would keep its own gradient all the same (in the scope), or a module
-            runs that was not in the model, where keys name modules.
+        UnknownOpError: A key or a rule name does not exist, or torch does not have the op.
+        RuleError: A rule has a parameter that the op does not have.
+        PassedOverError: In the scope, an op would keep its own gradient although it has a rule; or
+            keys name modules, and a module runs that was not in the model.
 
     Source: `tf.Graph.gradient_override_map` of TensorFlow 1; the hook is `TorchFunctionMode`.
 
@@ -113,10 +115,10 @@ class gradient_override_map(Scope[Binding]):
         materialize: bool = True,
         watch: bool = False,
     ) -> None:
-        if type(rules) is not dict and not isinstance(rules, Mapping):  # (which takes its time)
+        if type(rules) is not dict and not isinstance(rules, Mapping):  # (`isinstance` is slow)
             raise ArgumentError(
-                "gradient_override_map takes a dict of op types (or torch callables) to rules, as "
-                f"in gradient_override_map({{'Relu': rule}}), got {rules!r:.60}"
+                "gradient_override_map expected a dict from op types (or torch callables) to "
+                f"rules, as in gradient_override_map({{'Relu': rule}}), got {rules!r:.60}"
             )
         if not type(values) is type(materialize) is type(watch) is bool:
             raise _wrong_flag(values=values, materialize=materialize, watch=watch)
@@ -133,14 +135,14 @@ class gradient_override_map(Scope[Binding]):
         self._views: dict[RuleSet, View] = {}
         self._keep = () if keep == () else tuple(map(as_called, check_keep(keep, self._rules)))
         self._bindings: dict[str, Binding] = {}
-        self._untouched = Untouched()  # (of a new run of the scope, in `_open`)
+        self._untouched = Untouched()  # (`_open` sets a new one for each run of the scope)
         self._mode: Mode | None = None
-        self._here: Mode | None = None  # the same, and after the scope was left, for `places`
+        self._here: Mode | None = None  # the same mode; still set after the exit, for `places`
         self._ruleset: RuleSet | None = None
-        self._jumps: dict[str, str] = {}  # comparisons and casts by line, if rules for steps watch
-        self._compiled: set[str] = set()  # the op types whose rules ran programs have built in
+        self._jumps: dict[str, str] = {}  # comparisons and casts by line, recorded for step rules
+        self._compiled: set[str] = set()  # op types with rules in compiled programs that ran
         self._token: Token[tuple[gradient_override_map, ...]] | None = None
-        self._thread = 0  # that of the block
+        self._thread = 0  # the thread of the block
         self._left = False
         self._warn_unless_entered()
 
@@ -161,7 +163,7 @@ class gradient_override_map(Scope[Binding]):
         except GeneratorExit:
             warn_of_open_scope(self._name, self._opener)
             raise
-        finally:  # a signal came before that began, or nobody has left it
+        finally:  # a signal arrived before the `yield`, or the block was never exited
             if self._mode is not None and not self._left and not self._leave():
                 self._cut_off()
         self._warn_unless_hit()
@@ -172,7 +174,7 @@ class gradient_override_map(Scope[Binding]):
         return [b for b in super()._unmatched() if b.op_type not in self._compiled]
 
     def _warn_unless_all_ran(self) -> None:
-        """Warn of modules that keys name and that never ran, unless the block raises."""
+        """Warn about modules that keys name and that never ran, unless the block raises."""
         if (idle := self._idle_modules()) and not self._failed:
             self._tell(f"{self._name}: {'; '.join(idle)}", self._level)
 
@@ -185,17 +187,17 @@ class gradient_override_map(Scope[Binding]):
                 more = f" and {len(idle) - 5} more" if len(idle) > 5 else ""
                 found.append(
                     f"{key!r} names {', '.join(map(repr, idle[:5]))}{more}, which never ran "
-                    "although the module around it did (is its `forward` called directly, or are "
-                    "its parameters used without it?)"
+                    "although the module around it did (does the program call its `forward` "
+                    "directly, or use its parameters without it?)"
                 )
         return found
 
     def _hint(self) -> str:
         if any(self._others()):
-            return "what did run: used.untouched()."
+            return "the ops that did run: used.untouched()."
         return (
-            "what library it is of: no torch function with a gradient ran. For regrad's there is "
-            "rg.gradient_override_map, for JAX programs rg.jax.override."
+            "the library of the model: no torch function with a gradient ran. For regrad's "
+            "functions use rg.gradient_override_map, for JAX programs rg.jax.override."
         )
 
     def _instead(self, binding: Binding) -> str:
@@ -203,16 +205,16 @@ class gradient_override_map(Scope[Binding]):
         if binding.op_type == KEY and (found := [k for k in counts if k[0].endswith(NOT_CAST)]):
             ran = ", ".join(f"{k[0].removesuffix(NOT_CAST)} at {k[1]}" for k in found[:3])
             return (
-                f"{binding.shown} never ran; {ran} did, and no cast of its booleans. Cast them "
-                "before anything else reads them, (v > a).float(), or select one of two numbers, "
-                "torch.where(v > a, 1.0, 0.0)"
+                f"{binding.shown} never ran; {ran} did, without a cast of the booleans. Cast the "
+                "booleans before anything else reads them, as in (v > a).float(), or select one of "
+                "two numbers, as in torch.where(v > a, 1.0, 0.0)"
             )
         if not self._jumps or not any(step in binding.op_type for step in STEPS):
             return super()._instead(binding)
         ran = ", ".join(f"{name} at {where}" for where, name in [*self._jumps.items()][:3])
         return (
-            f"{binding.shown} never ran; {ran} did, of a tensor that requires a gradient, which "
-            "ends there. Write torch.heaviside (key 'Step'), torch.sign or torch.round instead, or "
+            f"{binding.shown} never ran; {ran} did, on a tensor that requires a gradient, and the "
+            "gradient ends there. Call torch.heaviside (key 'Step'), torch.sign or torch.round, or "
             f"give the rule for {KEY!r}, which covers a comparison that is cast"
         )
 
@@ -221,12 +223,13 @@ class gradient_override_map(Scope[Binding]):
             check_promises()
         if OVERRIDES.losses:
             OVERRIDES.require()
-        with Deferred():  # torch's stack of modes, ours, and what is replaced in torch go together
+        # torch's stack of modes, regrad's stack and the replaced functions change together
+        with Deferred():
             self._ruleset = ruleset
             self._bindings = {key: _bind(key, name) for key, name in ruleset.plan.names.items()}
             for key, replaces in ruleset.plan.replaces.items():
                 self._bindings[key].replaces = replaces
-            for key in self._marked:  # (a callable stands for its op type)
+            for key in self._marked:  # (a callable may stand for an op type)
                 name = key if key in self._bindings else self._key_of(key)
                 self._bindings[name].marked = True
             self._untouched = Untouched()
@@ -256,7 +259,7 @@ class gradient_override_map(Scope[Binding]):
                 COUNTS.set({**COUNTS.get(), self: Counts()})
 
     def _leave(self) -> bool:
-        """Close; False, and nothing is changed, in another thread or context."""
+        """Close the scope; return False and change nothing in another thread or context."""
         if get_ident() != self._thread:
             return False
         with Deferred():
@@ -267,7 +270,7 @@ class gradient_override_map(Scope[Binding]):
                 return False
             if not found or found[-1]._root is not self:
                 self._token = SCOPES.set(found)
-                self._left = True  # closed with the scope that is open inside it
+                self._left = True  # closes when the scope that is open inside it closes
                 raise left_out_of_turn()
             self._close(found)
             while (around := SCOPES.get()) and around[-1]._left:
@@ -291,20 +294,20 @@ class gradient_override_map(Scope[Binding]):
         scope._compiled, scope._jumps = self._compiled, self._jumps
 
     def _close(self, scopes: tuple[Any, ...]) -> None:
-        """Close the last of some scopes."""
+        """Close the innermost of the scopes."""
         mode = self._mode
         self._mode = self._token = None
         self._left = False
         assert mode is not None
         intercepts.take_off(scopes[-1]._here)
-        if type(scopes) is Spot:  # (which a checkpoint may move from again)
+        if type(scopes) is Spot:  # (a checkpoint may later move from this Spot again)
             COUNTS.set({root: held for root, held in COUNTS.get().items() if root is not self})
         else:
             self._here = None
         self._remove(mode)
 
     def _cut_off(self) -> None:
-        """Close what nobody can leave any more, where the stacks of its thread are out of reach."""
+        """Close a scope that its thread can no longer exit; that thread's stacks stay as is."""
         mode = self._mode
         assert mode is not None
         self._mode = self._token = mode.scope = self._ruleset = None
@@ -323,13 +326,13 @@ class gradient_override_map(Scope[Binding]):
         """Return the differentiable ops that ran in the scope and kept their own gradient.
 
         Args:
-            only: An op type, a torch callable, or a tuple of them: the ops to list, those that
-                compute one among others included. By default all are.
+            only: An op type, a torch callable, or a tuple of them: list only these ops, and the
+                callables that compute one of them among others. By default list all.
 
         Returns:
-            A table of op (or torch callable) and calls, with source lines and modules if the scope
-            was opened with `watch=True`. It has no rows if nothing was forgotten:
-            `assert not used.untouched(only="MatMul").rows`.
+            A table of ops (or torch callables) and numbers of calls, with source lines and modules
+            if the scope was opened with `watch=True`. The table has no rows if the rules cover
+            every op: `assert not used.untouched(only="MatMul").rows`.
         """
         if only is None:
             return self._untouched.table()
@@ -339,10 +342,11 @@ class gradient_override_map(Scope[Binding]):
         """Raise NotFiredError unless the rule of each of these op types (by default all) ran.
 
         Args:
-            op_types: op types, or torch callables that are keys.
-            group: processes of `torch.distributed`, all of which have to call this. Each rule has
-                to have run in each of them. Otherwise all raise the same error, which names the
-                ranks where a rule did not. By default this process alone is asked.
+            op_types: Op types, or torch callables that are keys.
+            group: A group of processes of `torch.distributed`, all of which have to call this
+                method. Each rule has to have run in each process. Otherwise all processes raise the
+                same error, which names the ranks where a rule did not run. By default the method
+                checks only this process.
         """
         if group is None:
             return super().assert_fired(*op_types)
@@ -360,7 +364,7 @@ class gradient_override_map(Scope[Binding]):
     def gather(self, group: Any = None) -> Table:
         """Return the table of hits of all processes of a group, with the rank of each row.
 
-        All processes of the group (by default, all that there are) have to call this.
+        All processes of the group (by default, all processes) have to call this method.
         """
         own = self.table()
         rows = gather_from(group, own.rows).items()
@@ -368,7 +372,7 @@ class gradient_override_map(Scope[Binding]):
 
     @property
     def _root(self) -> gradient_override_map:
-        """The scope itself, of which there are views in its modules (see `places`)."""
+        """The scope itself; modules use views of it (see `places`)."""
         return self
 
     def _key_of(self, op_type: Any) -> Any:
@@ -377,21 +381,21 @@ class gradient_override_map(Scope[Binding]):
     def _why_not(self, binding: Binding) -> str:
         if not binding.hits and binding.op_type in self._compiled:
             return (
-                "no op of that type ran in Python. The rule is built into a program of "
-                "torch.compile, whose runs are not seen: ask in the scope in which it was "
-                "compiled, or run the model once without compiling it"
+                "no op of that type ran in Python. A program of torch.compile contains the rule, "
+                "and regrad does not count its runs: call assert_fired() in the scope in which the "
+                "program was compiled, or run the model once without compiling it"
             )
         return super()._why_not(binding)
 
 
 class _Map(NamedTuple):
-    """A map of rules that was checked: without marks, without maps inside.
+    """A validated map of rules: without marks, and without nested maps.
 
     Args:
-        rules: its rules, by key.
-        marked: the keys that may match nothing.
-        has_places: whether keys name places, or rules ask about them.
-        identity: the value that it shares with all that mean the same.
+        rules: The rules, by key.
+        marked: The keys that may match nothing.
+        has_places: Whether keys name places, or rules have a parameter `site`.
+        identity: A value that all maps with the same meaning share.
     """
 
     rules: dict[Any, Any]
@@ -401,18 +405,18 @@ class _Map(NamedTuple):
 
 
 _PLAIN = {FunctionType, str}
-# Whether maps of plain functions and names have places, which a loop opens again and again. By what
-# they mean: objects with that identity must not die, so each is held.
+# Whether a map of plain functions and names has places. A loop opens such a map repeatedly. The key
+# is the map's identity, so its objects must not be freed; the value holds references to them.
 _HAVE_PLACES: dict[Any, tuple[bool, Any]] = {}
 
 
 def _checked(rules: Mapping[Any, Any], values: bool, order: int | None) -> _Map:
-    """Return a map in the form in which it is opened; raise for one that cannot be."""
+    """Return the validated form of a map; raise for an invalid map."""
     key = None
     bare = {k: rule.rule if type(rule) is Optional else rule for k, rule in rules.items()}
     if _PLAIN.issuperset(map(type, bare.values())):
         identity = identity_of_map(bare)
-        key = identity, order  # (`values` concerns no plain rule)
+        key = identity, order  # (`values` does not affect plain rules)
         if (found := _HAVE_PLACES.get(key)) is not None:
             marked = [k for k, rule in rules.items() if type(rule) is Optional]
             return _Map(bare, marked, found[0], identity)
@@ -438,7 +442,7 @@ def _bind(key: Any, name: str) -> Binding:
 
 
 def _spread(rules: Mapping[Any, Any]) -> dict[Any, Any]:
-    return spread(rules, _is_module_class)
+    return spread(refuse_none(rules), _is_module_class)
 
 
 def _is_module_class(what: Any) -> bool:
@@ -446,7 +450,7 @@ def _is_module_class(what: Any) -> bool:
 
 
 def gather_from(group: Any, value: Any) -> dict[int, Any]:
-    """Return the values that all processes of a group of torch.distributed have here, by rank."""
+    """Return this value of every process in a group of torch.distributed, by rank."""
     import torch.distributed as dist
 
     ranks = dist.get_process_group_ranks(group)
@@ -456,7 +460,7 @@ def gather_from(group: Any, value: Any) -> dict[int, Any]:
 
 
 def check_keep(keep: Any, rules: Mapping[Any, Any]) -> tuple[Any, ...]:
-    """Return the callables and keys to keep; raise for anything that is neither."""
+    """Return the callables and keys to keep; raise for anything else."""
     if isinstance(keep, str) or not isinstance(keep, Iterable):
         raise ArgumentError(
             f"keep expected a list of torch callables, as in keep=[torch.kron], got {keep!r:.80}"

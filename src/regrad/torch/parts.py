@@ -1,9 +1,9 @@
-"""The parts of callables that compute several ops in one kernel, as their documentation has them.
+"""The parts of callables that compute several ops in one kernel, as torch documents them.
 
-Each function takes `op` first: `op(torch.matmul)` is the callable under the user's rule, if there
-is one, or torch's own. All else in a body is torch's. Values are torch's as well, from its own
-kernel (see `apart.py`), so the functions here are written for their gradients, which must be those
-of torch's kernel where every op has its own.
+The first parameter of each function is `op`. `op(torch.matmul)` is the callable under the user's
+rule, or torch's own callable without a rule. Everything else in a function is torch's. Values come
+from torch's own kernel (see `apart.py`), so only the gradients of these functions matter. They must
+equal the gradients of the kernel where every op has its own gradient.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ def attention(
     dropout_p: float = 0.0, is_causal: bool = False, scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Any:  # fmt: skip
-    """`scaled_dot_product_attention` by torch's math path: masks are a bias of -inf."""
+    """`scaled_dot_product_attention` by torch's math path; masks become a bias of -inf."""
     dtype = query.dtype
     query, key, value = as_precise(query), as_precise(key), as_precise(value)
     scale = 1 / math.sqrt(query.size(-1)) if scale is None else scale
     if enable_gqa:
         key = key.repeat_interleave(query.size(-3) // key.size(-3), -3)
         value = value.repeat_interleave(query.size(-3) // value.size(-3), -3)
-    root = math.sqrt(abs(scale))  # of which each operand has one, so that nothing overflows
+    root = math.sqrt(abs(scale))  # scales each operand, so that the product does not overflow
     query = query * math.copysign(root, scale)
     scores = op(torch.matmul)(query, key.transpose(-2, -1) * root)
     bias = _bias(attn_mask, is_causal, scores)
@@ -51,7 +51,7 @@ def attention(
 
 
 def as_precise(x: Tensor) -> Any:
-    """A tensor in the precision in which torch computes inside of a kernel."""
+    """Return a tensor in the precision in which torch computes inside a kernel."""
     return x.float() if x.dtype in HALF else x
 
 
@@ -59,8 +59,8 @@ def _bias(mask: Tensor | None, is_causal: bool, scores: Tensor) -> Any:
     if is_causal:
         if type(scores).__name__ == "DTensor":  # (context_parallel reorders the positions)
             raise PassedOverError(
-                "causal attention of DTensors cannot be taken apart: a shard does not tell its "
-                "positions. Give it local tensors (`use_local_output=True` in the plan), or pass "
+                "causal attention of DTensors cannot be decomposed: a shard has no information "
+                "about its positions. Pass local tensors (`use_local_output=True` in the plan), or "
                 "keep=[torch.nn.functional.scaled_dot_product_attention]."
             )
         mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
@@ -76,7 +76,7 @@ def cross_entropy(
     op: Lookup, input: Tensor, target: Tensor, weight: Tensor | None = None, reduction: int = 1,
     ignore_index: int = -100, label_smoothing: float = 0.0,
 ) -> Any:  # fmt: skip
-    """`cross_entropy` of class indices or probabilities, by log_softmax."""
+    """`cross_entropy` with class indices or probabilities, by log_softmax."""
     axis = 0 if input.dim() == 1 else 1
     logs, classes = op(torch.log_softmax)(input, axis), input.size(axis)
     scale = None
@@ -109,7 +109,7 @@ def bce_with_logits(
     op: Lookup, input: Tensor, target: Tensor, weight: Tensor | None = None,
     pos_weight: Tensor | None = None, reduction: int = 1,
 ) -> Any:  # fmt: skip
-    """`binary_cross_entropy_with_logits` by one sigmoid, where it and 1 less it are not 0."""
+    """`binary_cross_entropy_with_logits` by one sigmoid s, where s and 1 - s are not 0."""
     x = as_precise(input)
     end = -math.log(torch.finfo(x.dtype).eps)
     s = op(torch.sigmoid)(clip_value(x, -end, end))
@@ -126,19 +126,19 @@ def _parameters(function: Callable[..., Any]) -> list[str]:
 
 
 def named_loss(function: Callable[..., Any], op: Lookup, *args: Any, **options: Any) -> Any:
-    """A loss of torch.nn.functional, which has words for how it is reduced."""
+    """A loss of torch.nn.functional, whose `reduction` is a string."""
     given = {**dict(zip(_parameters(function), args, strict=False)), **options}
     average, reduce = given.pop("size_average", None), given.pop("reduce", None)
     words = given.pop("reduction", "mean")
     if average is not None or reduce is not None:
-        # (the older arguments, each of which is true if it is left out)
+        # (the deprecated arguments; each defaults to True)
         words = "none" if reduce is False else "sum" if average is False else "mean"
     parts = cross_entropy if function is F.cross_entropy else bce_with_logits
     return parts(op, **given, reduction=REDUCTIONS.index(words))
 
 
 def logsigmoid(op: Lookup, input: Tensor) -> Any:
-    """`logsigmoid` by sigmoid, where that is not 0."""
+    """`logsigmoid` by sigmoid, where the sigmoid is not 0."""
     x = as_precise(input)
     end = math.log(torch.finfo(x.dtype).tiny) / 2
     return op(torch.sigmoid)(clip_value(x, end, math.inf)).log().to(input.dtype)
@@ -148,20 +148,20 @@ def bce_of_each(
     op: Lookup, input: Tensor, target: Tensor, weight: Tensor | None = None,
     pos_weight: Tensor | None = None, reduction: int = 0,
 ) -> Any:  # fmt: skip
-    """`torch.binary_cross_entropy_with_logits`, which does not reduce if nothing is said."""
+    """`torch.binary_cross_entropy_with_logits`, which does not reduce by default."""
     return bce_with_logits(op, input, target, weight, pos_weight, reduction)
 
 
 def with_value(y: Tensor, value: complex | Tensor) -> Any:
-    """A gradient with a value of its own, which what it is multiplied by gets for a gradient."""
+    """Return `value` with the gradient of y, for use as a factor."""
     return y + (value - y).detach()
 
 
 def clip_value(x: Tensor, low: float, high: float) -> Any:
-    """x kept between ends, beyond which the gradient is the one at the end.
+    """Clip x to an interval; outside of it the gradient is the gradient at the end.
 
-    The logarithm of a sigmoid has a slope there that does not change any more in the dtype, but
-    as a quotient, of two numbers that are both 0.
+    There the slope of the logarithm of a sigmoid no longer changes in the dtype. But the formula
+    would compute the slope as a quotient of two numbers that are both 0.
     """
     with torch.no_grad():
         excess = torch.where(x.isnan(), 0, x - x.clamp(low, high))
@@ -177,7 +177,7 @@ def silu(op: Lookup, input: Tensor, inplace: bool = False) -> Any:
 
 
 def glu(op: Lookup, input: Tensor, dim: int = -1) -> Any:
-    """`a * sigmoid(b)` of two halves."""
+    """`a * sigmoid(b)` for the two halves of the input."""
     a, b = input.chunk(2, dim)
     return a * op(torch.sigmoid)(b)
 
@@ -211,7 +211,7 @@ def clamp_side(side: str, op: Lookup, input: Tensor, *args: Any, **options: Any)
 
 
 def square(op: Lookup, input: Tensor) -> Any:
-    """A power of 2."""
+    """The power of 2."""
     return op(torch.pow)(input, 2)
 
 
@@ -227,7 +227,7 @@ def _as_double(x: Tensor | complex) -> Any:
 
 
 def outer(op: Lookup, input: Tensor, vec2: Tensor) -> Any:
-    """A product of a column and a row."""
+    """The product of a column and a row."""
     return op(torch.mul)(input[:, None], vec2)
 
 
@@ -263,31 +263,31 @@ def reduction(
 
 
 def aminmax(op: Lookup, input: Tensor, *, dim: int | None = None, keepdim: bool = False) -> Any:
-    """The least and the greatest."""
+    """The minimum and the maximum."""
     where = () if dim is None else (dim,)
     return tuple([op(f)(input, where, keepdim) for f in (torch.amin, torch.amax)])
 
 
 def stack(axis: int, ready: Callable[..., Any], op: Lookup, tensors: Sequence[Tensor]) -> Any:
-    """`hstack` and the like: cat, of tensors made ready."""
+    """`hstack` and similar functions: `cat` of prepared tensors."""
     xs = [ready(x) for x in tensors]
     return op(torch.cat)(xs, min(axis, xs[0].dim() - 1))
 
 
 def as_column(x: Tensor) -> Any:
-    """A column of a vector."""
+    """Return a vector as a column."""
     return x.reshape(-1, 1) if x.dim() < 2 else x
 
 
 def flatten(op: Lookup, input: Tensor, start_dim: int = 0, end_dim: int = -1) -> Any:
-    """A reshape of some axes into one."""
+    """A reshape of several axes into one."""
     with torch.no_grad():
         shape = torch.flatten(input, start_dim, end_dim).shape
     return op(torch.reshape)(input, shape)
 
 
 def unflatten(op: Lookup, input: Tensor, dim: int, sizes: Sequence[int]) -> Any:
-    """A reshape of one axis into some."""
+    """A reshape of one axis into several."""
     with torch.no_grad():
         shape = input.detach().unflatten(dim, sizes).shape
     return op(torch.reshape)(input, shape)
@@ -302,16 +302,16 @@ def convolution(
     function: Callable[..., Any], axes: int, op: Lookup, input: Tensor, weight: Tensor,
     bias: Tensor, *args: Any, **options: Any,
 ) -> Any:  # fmt: skip
-    """A convolution, and then its bias."""
+    """A convolution, followed by the addition of its bias."""
     y = op(function)(input, weight, None, *args, **options)
     return y + bias.reshape(-1, *[1] * axes)
 
 
-# -- as regrad's ops have it ----------------------------------------------------------------------
+# -- in the form of regrad's ops ------------------------------------------------------------------
 
 
 def of_matrices(function: Callable[..., Any], op: Lookup, *args: Any, **named: Any) -> Any:
-    """A product with vectors, as one of rows and columns."""
+    """A product with vectors, as a product of rows and columns."""
     a, b = (*args, *named.values())
     y = op(torch.matmul)(a[None] if a.dim() == 1 else a, b[:, None] if b.dim() == 1 else b)
     y = y.squeeze(-1) if b.dim() == 1 else y
@@ -328,7 +328,7 @@ def by_channel(function: Callable[..., Any], op: Lookup, *args: Any, **named: An
 def from_the_front(
     function: Any, op: Lookup, input: Tensor, dim: int, *args: Any, **options: Any
 ) -> Any:
-    """Along an axis that is counted from the front; a number as a vector."""
+    """Along an axis with a non-negative index; a number is treated as a vector."""
     if input.dim():
         return op(function)(input, dim % input.dim(), *args, **options)
     return op(function)(input[None], 0, *args, **options)[0]
@@ -337,7 +337,7 @@ def from_the_front(
 def over_all(
     function: Any, op: Lookup, input: Tensor, dim: int | None = None, *args: Any, **options: Any
 ) -> Any:
-    """Over all axes, by name."""
+    """Over all axes, listed explicitly."""
     options = {k: v for k, v in options.items() if k != "axis"}
     return op(function)(input, tuple(range(input.dim())) or None, *args, **options)
 
@@ -346,6 +346,6 @@ def along_some_axis(
     function: Callable[..., Any], op: Lookup, input: Tensor, dim: int | None = None,
     _stacklevel: int = 3, dtype: torch.dtype | None = None,
 ) -> Any:  # fmt: skip
-    """`softmax` of torch.nn.functional, along the axis that it picks where none is given."""
+    """`softmax` of torch.nn.functional, along the axis that it picks by default."""
     picked = softmax_axis(function.__name__, input.dim(), _stacklevel)
     return op(function)(input, picked, dtype=dtype)

@@ -1,21 +1,22 @@
 """Rules at places: scopes whose maps name places follow the modules that run.
 
-The idea: a rule in a module holds as if a scope with it were open while the module runs. So what
-holds anywhere is a `RuleSet` (see `rulesets`), and a module that some key names leads from one to
-another. While such scopes are open, the call of modules is replaced (`follow`). It moves from one
-`Spot` to the next and back: the tuple of the scopes that are open, each as it is there.
+A rule in a module applies as if a scope with the rule were open while the module runs. So each set
+of rules that applies somewhere is a `RuleSet` (see `rulesets`), and entering a module that a key
+names switches from one RuleSet to another. While such scopes are open, regrad replaces the call of
+modules (`follow`). The replacement moves from one `Spot` to the next and back. A Spot is the tuple
+of the open scopes, each in its state at that place.
 
     with gradient_override_map({at("encoder", "Relu"): rule}, model=model):
         model(x)        # the spot "": no rule. In it the spot "encoder": rules for Relu. And so on
 
 Invariants:
 
-* What holds depends on the modules that run and are named by a key (the trail), on nothing else.
-  Equal trails share a RuleSet, with its class of modes, so that compiled code serves again.
-* Whatever takes the open scopes along (a checkpoint, a thread) takes the spot along.
-* Nothing is written on the user's modules. Those that were not in the model when the scope opened
-  are refused, where a key would have named them.
-* torch.compile moves as it traces: `compiled_code` does there what `follow` does.
+* The active rules depend only on the running modules that keys name (the trail). Equal trails share
+  a RuleSet and its class of modes, so torch.compile can reuse code.
+* Everything that inherits the open scopes (a checkpoint, a thread) also inherits the spot.
+* regrad writes nothing on the user's modules. A module that was not in the model when the scope
+  opened raises an error if a key would have named it.
+* torch.compile changes the spot while it traces: `compiled_code` does there what `follow` does.
 """
 
 from __future__ import annotations
@@ -47,19 +48,19 @@ from regrad.torch.host.bodies import with_hooks_around
 from regrad.torch.open_scopes import AROUND, SCOPES, InsideWholeCall
 from regrad.torch.optypes import families
 
-# How often keys have met calls in the model's call that runs, by the scope.
+# By scope: how many calls each key has matched during the running call of the model.
 COUNTS: ContextVar[dict[Any, Counts]] = ContextVar("regrad_counts", default={})  # noqa: B039
 
-LISTS: tuple[Any, ...] = (nn.ModuleList, nn.ModuleDict)  # modules that are never called
+LISTS: tuple[Any, ...] = (nn.ModuleList, nn.ModuleDict)  # modules that have no forward pass
 
 
 def counts_of(scope: Any) -> Counts:
-    """Return how often a scope's keys have met calls in what runs here."""
+    """Return how many calls each key of a scope has matched in the running call of the model."""
     return COUNTS.get().get(scope._root, Counts())
 
 
 class View:
-    """A scope as it is while certain modules run: with the rules that hold there."""
+    """A scope while certain modules run, with the rules that apply there."""
 
     def __init__(self, root: Any, ruleset: Any) -> None:
         self._root = root
@@ -71,33 +72,31 @@ class View:
 
 
 class PlaceInModules(NamedTuple):
-    """The place of the program in the modules that one scope knows."""
+    """The current place in the modules of one scope."""
 
     step: ChainStep = ChainStep(())
-    path: str = ""  # that of the innermost module with a path
-    trail: tuple[tuple[Any, ChainStep], ...] = ()  # the modules that keys name, by what names them
+    path: str = ""  # the path of the innermost module that has one
+    trail: tuple[tuple[Any, ChainStep], ...] = ()  # the running modules in keys, by their mark
     module: Callable[[], Any] = lambda: None
     known: Callable[[], Any] = lambda: None  # the innermost module of the model
     whole: Mapping[Any, Any] = {}  # the rules for the whole call of the module, by their fits
 
 
 class Spot(tuple[Any, ...]):
-    """The scopes that are open, as they are where the program is."""
+    """The open scopes, each in its state at the current place."""
 
     nodes: tuple[PlaceInModules | None, ...]
-    paths: dict[Any, str]  # of the module that runs, as each scope knows it
-    module: Callable[[], Any] = lambda: None  # the one that runs here
-    moves: Mapping[Any, Any]  # the modes of the spot around, and those that are in their place here
+    paths: dict[Any, str]  # the path of the running module, by scope
+    module: Callable[[], Any] = lambda: None  # the running module
+    moves: Mapping[Any, Any]  # from each mode of the outer spot to the mode that replaces it here
     begins: Sequence[Any] = ()  # the scopes whose model is called here
-    whole: Sequence[
-        Any
-    ] = ()  # the scopes with rules for the whole call, innermost first, and those
+    whole: Sequence[Any] = ()  # (scope, rules for the whole call), the innermost scope first
     kind: Any = None  # the class of the module when the spot was made
-    checks: Sequence[Callable[[], None]] = ()  # raise if what is in the module has changed places
-    nexts: dict[int, Spot]  # inside of modules, by their identity
+    checks: Sequence[Callable[[], None]] = ()  # raise if modules inside have changed places
+    nexts: dict[int, Spot]  # the spots inside of modules, by the identity of the module
 
     def enter(self, module: Any) -> Spot:
-        """Return the spot inside a module that is called here."""
+        """Return the spot inside a module that the program calls here."""
         found: Any = self.nexts.get(id(module))
         same = found is self or (found and found.module() is module and found.kind is type(module))
         if not same:
@@ -113,7 +112,7 @@ class Spot(tuple[Any, ...]):
             if not is_program(type(module)):
                 return self
             found = self.enter(inner)
-            found.nexts[id(inner)] = found  # which torch.compile calls or not
+            found.nexts[id(inner)] = found  # torch.compile may or may not call `inner`
             return found
         pairs = list(zip(self, self.nodes, strict=True))
         nodes = [node and scope._root._modules.enter(node, module) for scope, node in pairs]
@@ -133,7 +132,7 @@ class Spot(tuple[Any, ...]):
         return found
 
     def node_of(self, root: Any) -> PlaceInModules | None:
-        """Return where the program is in the modules of a scope."""
+        """Return the current place in the modules of a scope."""
         for scope, node in zip(self, self.nodes, strict=True):
             if scope._root is root:
                 return node
@@ -141,7 +140,7 @@ class Spot(tuple[Any, ...]):
 
 
 def spot_at(roots: Sequence[Any], nodes: Sequence[PlaceInModules | None]) -> Spot:
-    """Return open scopes as they are at some nodes (None: of a scope that names no places)."""
+    """Return the spot of open scopes at these nodes (None for a scope that names no places)."""
     scopes: list[Any] = []
     for root, node in zip(roots, nodes, strict=True):
         outer = scopes[-1]._ruleset if scopes else None
@@ -156,10 +155,10 @@ def spot_at(roots: Sequence[Any], nodes: Sequence[PlaceInModules | None]) -> Spo
 
 
 def stand(scopes: Sequence[Any], around: Any = None) -> tuple[Any, ...]:
-    """Return scopes as they are to be in SCOPES.
+    """Return scopes in the form that SCOPES holds.
 
     Args:
-        around: the spot, or tuple, that tells where the program is for those in it.
+        around: The spot or tuple that has the current place for the scopes in it.
     """
     roots = [scope._root for scope in scopes]
     held = around.node_of if isinstance(around, Spot) else None
@@ -168,20 +167,20 @@ def stand(scopes: Sequence[Any], around: Any = None) -> tuple[Any, ...]:
 
 
 def open_here() -> tuple[Any, ...]:
-    """Return the scopes that are open here, without those that another thread has closed."""
+    """Return the scopes that are open here, without scopes that another thread has closed."""
     scopes = SCOPES.get()
     found = [scope for scope in scopes if scope._root._ruleset is not None]
     return scopes if len(found) == len(scopes) else stand(found, scopes)
 
 
 def path_here(scope: Any, spot: Any = None) -> str:
-    """Return the path of the module that runs, as a scope knows it; "" if its keys name none."""
+    """Return the path of the running module in a scope; "" if the scope's keys name no module."""
     spot = SCOPES.get() if spot is None else spot
     return spot.paths.get(scope._root, "") if type(spot) is Spot else ""
 
 
 def step_here(scope: Any, spot: Any) -> ChainStep:
-    """Return the module that runs, as far as a scope knows it."""
+    """Return the running module, as a step of a scope."""
     node = (spot.node_of(scope._root) if isinstance(spot, Spot) else None) or PlaceInModules()
     return ChainStep((node.path,), node.module(), node.step.kind)
 
@@ -190,24 +189,24 @@ def step_here(scope: Any, spot: Any) -> ChainStep:
 
 
 class Known(NamedTuple):
-    """A module of a model, as it was when the scope was opened."""
+    """A module of a model, in its state when the scope opened."""
 
     number: int  # in the order of the model
     module: nn.Module
     kind: type
     paths: tuple[str, ...]
-    inner: Sequence[tuple[Any, str, Any]]  # where the modules stand that it calls
-    ways: Sequence[Sequence[tuple[Any, str, Any]]]  # by its names: where those stand around it
+    inner: Sequence[tuple[Any, str, Any]]  # the places of the modules that it calls
+    ways: Sequence[Sequence[tuple[Any, str, Any]]]  # for each name: the places on the path to it
 
 
 class Modules:
-    """The modules that a scope knows: those of its model, as they were when it was opened."""
+    """The modules of a scope's model, in their state when the scope opened."""
 
-    plan: Any  # that of the scope's rules
+    plan: Any  # the plan of the scope's rules
 
     def __init__(self, model: nn.Module | None) -> None:
         self.model = model
-        self.ran: dict[str, None] = {}  # the paths of those that ran
+        self.ran: dict[str, None] = {}  # the paths of the modules that ran
         held: dict[int, tuple[nn.Module, list[str], list[str]]] = {}
         clean, inside = {"": ""}, {}
         for name, module in () if model is None else model.named_modules(remove_duplicate=False):
@@ -229,7 +228,7 @@ class Modules:
 
     @property
     def layout(self) -> tuple[Any, ...]:
-        """The paths and classes of the modules, on which the meaning of keys depends."""
+        """The paths and classes of the modules; the meaning of keys depends on them."""
         return tuple([(known.paths, known.kind) for known in self.known.values()])
 
     @property
@@ -239,7 +238,7 @@ class Modules:
         return None if self.model is None else [ChainStep(k.paths, k.module, k.kind) for k in each]
 
     def enter(self, node: PlaceInModules, module: Any) -> PlaceInModules:
-        """Return the place inside a module."""
+        """Return the place inside a module that the program enters at a place."""
         found = self.known.get(id(module))
         if found is None:
             self._refuse_strange(node.known(), module)
@@ -251,13 +250,13 @@ class Modules:
             path, known = step.path, ref(module)
         trail = node.trail
         if (mark := self.plan.mark(step)) is not None:
-            # (of two modules that the same keys name, the inner one counts)
+            # (if the same keys name two nested modules, the inner module counts)
             trail = (*[each for each in trail if each[0] != mark], (mark, step))
         whole = self.plan.whole_at([*[step for _, step in node.trail], step])
         return PlaceInModules(step, path, trail, ref(module), known, whole)
 
     def check(self, module: Any) -> None:
-        """Raise if the class of a module, or the place of one inside, is not as at the start."""
+        """Raise if the class of a module, or the place of a module inside it, has changed."""
         known = self.known[id(module)]
         if type(module) is not known.kind:
             raise PassedOverError(
@@ -273,7 +272,7 @@ class Modules:
         else:
             raise PassedOverError(
                 f"the module {known.paths[0]!r} ({type(module).__name__}) is not in that place "
-                f"of the model any more. {_LATER}"
+                f"of the model anymore. {_LATER}"
             )
         for held, key, inner in known.inner:
             if (now := held.get(key)) is not inner and id(now) in self.known:
@@ -288,38 +287,38 @@ class Modules:
         return "" if known is None else known.paths[0]
 
     def _refuse_strange(self, parent: Any, module: Any) -> None:
-        """Refuse a module that came after the scope opened, or a copy, if keys name modules."""
+        """Raise for a module added after the scope opened, or a copy, if keys name modules."""
         if self.model is None or not self.plan.names_modules:
             return
         kind = type(module).__name__
         if parent is not None:
             if any(each is module for each in parent.modules()):
                 raise PassedOverError(
-                    f"a {kind} was put into {self.path_of(parent)!r} after the scope opened, whose "
-                    "keys name modules of the model as it was then. Open the scope when the model "
-                    "is complete"
+                    f"a {kind} was put into {self.path_of(parent)!r} after the scope opened, but "
+                    "the scope's keys name modules of the earlier model. Open the scope when the "
+                    "model is complete"
                 )
             return
         named = {path for step in self.plan.named() for path in step.paths}
         named |= {around for path in named for around in paths_around(path)}
-        for known in self.known.values():  # modules that a key names, and modules around them
+        for known in self.known.values():  # modules in keys, and the modules around them
             if named.isdisjoint(known.paths) or known.kind is not type(module):
                 continue
             if _are_alike(known.module, module):
                 raise PassedOverError(
                     f"a {kind} that is not in the model runs in a scope whose keys name modules, "
-                    f"and is like {known.paths[0]!r} of the model: a copy, which no key "
-                    "names. Give the scope model=the copy, or run it outside of the scope"
+                    f"and is built like {known.paths[0]!r} of the model: it is a copy, which no "
+                    "key names. Pass the copy as model=, or run it outside of the scope"
                 )
 
     def idle(self, key: at) -> list[str]:
-        """Return the modules that a key names, and that never ran although one around them did."""
+        """Return the modules that a key names and that never ran although an outer module did."""
         named = [s for s in self.plan.outermost(key) if key.what or _is_called(s)]
         return [step.path for step in self.plan.places.idle(named, self.ran, _is_called)]
 
 
 def _is_called(step: ChainStep) -> bool:
-    """Return whether a module of this class may be called."""
+    """Return whether the program may call a module of this class."""
     return step.kind is None or not issubclass(step.kind, LISTS)
 
 
@@ -327,7 +326,7 @@ _LATER = "Open the scope after the model is complete"
 
 
 def _inner(module: Any) -> Iterator[tuple[Any, str, Any]]:
-    """Yield where the modules stand that a module calls: what holds it, its key, and itself."""
+    """Yield the places of the modules that a module calls: the container, the key, the module."""
     for key, inner in module._modules.items():
         yield module._modules, key, inner
         if isinstance(inner, LISTS):
@@ -335,7 +334,7 @@ def _inner(module: Any) -> Iterator[tuple[Any, str, Any]]:
 
 
 def _way(module: Any, name: str) -> list[tuple[Any, str, Any]]:
-    """Return where the modules stand that lead to a name, as `_inner` does."""
+    """Return the places of the modules on the path to a name, in the form of `_inner`."""
     way: list[tuple[Any, str, Any]] = []
     for key in name.split(".") if name else ():
         way.append((module._modules, key, module._modules[key]))
@@ -344,13 +343,13 @@ def _way(module: Any, name: str) -> list[tuple[Any, str, Any]]:
 
 
 def _are_alike(a: nn.Module, b: nn.Module) -> bool:
-    """Return whether two modules are built alike, and hold modules or parameters that show it."""
+    """Return whether two modules have equal structure, and enough of it to be copies."""
     layouts = [[(name, type(m)) for name, m in each.named_modules()] for each in (a, b)]
     return layouts[0] == layouts[1] and (len(layouts[0]) > 1 or any(True for _ in b.parameters()))
 
 
 def check_model(model: Any, keys: Iterable[Any]) -> None:
-    """Raise for a model that is none, and for keys that need one."""
+    """Raise for a model that is not a module, and for keys that need a model."""
     if model is not None and not isinstance(model, nn.Module):
         raise ArgumentError(f"model expected a torch.nn.Module, got {model!r:.80}")
     for key in keys:
@@ -372,23 +371,23 @@ def check_model(model: Any, keys: Iterable[Any]) -> None:
                 ]
                 if entry in families() and unknown and not hasattr(model, str(entry)):
                     raise ArgumentError(
-                        f"{key!r} has an op type for its place: is it rg.at({key.what!r:.40}, "
-                        f"{entry!r})?"
+                        f"{key!r} has an op type for its place: did you mean "
+                        f"rg.at({key.what!r:.40}, {entry!r})?"
                     )
             if model is None and any(isinstance(entry, str) for entry in where):
                 raise ArgumentError(
-                    f"{key!r} names a path, which only the model tells. Give it: "
+                    f"{key!r} names a path, and only the model has paths. Pass the model: "
                     "gradient_override_map(rules, model=model)"
                 )
 
 
-# -- the modules that run --------------------------------------------------------------------------
+# -- the running modules ---------------------------------------------------------------------------
 
 
 def follow(old: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the function that replaces `nn.Module._call_impl`, which each call of a module is.
+    """Return the function that replaces `nn.Module._call_impl`, which runs each call of a module.
 
-    (Python would tell all classes of modules of a new `__call__`, which takes milliseconds.)
+    (Assigning `nn.Module.__call__` would take milliseconds, since Python updates all subclasses.)
     """
 
     @wraps(old)
@@ -398,22 +397,22 @@ def follow(old: Callable[..., Any]) -> Callable[..., Any]:
         return _call_followed(old, self, args, options)
 
     for each in (call, _call_followed):
-        dynamo.leave_alone(each, inside=False)
+        dynamo.skip_tracing(each, inside=False)
     for ours in (Spot.enter, InsideWholeCall.starts, stand, moves, _move):
-        dynamo.leave_alone(ours)
+        dynamo.skip_tracing(ours)
     return call
 
 
 def has_own_call(module: Any) -> bool:
-    """Return whether the call of a module is its own, or its class's, which ours is not around."""
+    """Return whether a module or its class has its own call, which regrad's does not wrap."""
     return getattr(call_of(module), "__func__", None) is not call_of(nn.Module)
 
 
 class Compiled:
-    """`nn.Module._compiled_call_impl`, which is called instead in modules that were compiled.
+    """A descriptor for `nn.Module._compiled_call_impl`, the call of a compiled module.
 
-    And in those whose `_call_impl` is their own: so ours is around it. (Python asks this one
-    first, although modules have an attribute of the name, for it has a `__set__`.)
+    It also wraps the call of modules with their own `_call_impl`. (Modules have an attribute of
+    this name. Python still uses the descriptor, because it has `__set__`.)
     """
 
     def __get__(self, module: Any, owner: Any = None) -> Any:
@@ -422,7 +421,7 @@ class Compiled:
             return made
         if made is not None and not spot.enter(module).whole:
             return partial(_call_made, module, made)
-        # (a rule for the whole call is not for a program)
+        # (a compiled program does not apply a rule for the whole call)
         return partial(_call_made, module, call_of(module)) if has_own_call(module) else None
 
     def __set__(self, module: Any, made: Any) -> None:
@@ -441,13 +440,13 @@ def _call_made(module: Any, made: Any, /, *args: Any, **options: Any) -> Any:
 
 
 def _call_followed(old: Callable[..., Any], self: Any, args: Any, options: Any) -> Any:
-    """Return the result of a module, with the scopes as they are inside of it."""
+    """Return the result of a module, with the scopes in their state inside the module."""
     spot = SCOPES.get()
     if type(spot) is not Spot:
         return old(self, *args, **options)
     within = AROUND.get().within
     hooks = with_hooks_around(old)
-    if within is not None and within.starts(self):  # (whose hooks run around the whole call)
+    if within is not None and within.starts(self):  # (its hooks run around the whole call)
         return (old if hooks is None else _run_forward)(self, *args, **options)
     to = spot.enter(self)
     if to is spot:
@@ -466,8 +465,8 @@ def _call_followed(old: Callable[..., Any], self: Any, args: Any, options: Any) 
                 y = hooks(self, *args, **options)
                 if FORWARD.get() is not None:
                     raise PassedOverError(
-                        f"the call of {type(self).__name__} has a rule as a whole, and its "
-                        "`forward` ran out of sight of the rule"
+                        f"the call of {type(self).__name__} has a rule as a whole, but the hooks "
+                        "around it did not run its `forward` under the rule"
                     )
                 return y
             finally:
@@ -477,19 +476,19 @@ def _call_followed(old: Callable[..., Any], self: Any, args: Any, options: Any) 
         now = SCOPES.get()
         if now is to:
             _move(spot, to.moves and moves(to, spot))
-        else:  # scopes were opened in the module, or left, or we never got there
+        else:  # the module opened or closed scopes, or the move to `to` failed
             back = stand(now, spot)
             _move(back, moves(now, back))
         if to.begins:
             COUNTS.set(counts)
 
 
-# The module whose hooks run, and the whole call that takes the place of its forward pass.
+# The module whose hooks run, and the whole call that replaces its forward pass.
 FORWARD: ContextVar[Any] = ContextVar("regrad_forward", default=None)
 
 
 def call_in_hooks(old: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the function that replaces `nn.Module._slow_forward`, which hooks run around."""
+    """Return the function that replaces `nn.Module._slow_forward`, around which hooks run."""
 
     @wraps(old)
     def forward(self: Any, *args: Any, **options: Any) -> Any:
@@ -504,7 +503,7 @@ def call_in_hooks(old: Callable[..., Any]) -> Callable[..., Any]:
         }  # fmt: skip
         return whole(_run_forward, self, args, options, put)
 
-    dynamo.leave_alone(forward)
+    dynamo.skip_tracing(forward)
     return forward
 
 
@@ -513,12 +512,12 @@ def _run_forward(module: Any, *args: Any, **options: Any) -> Any:
 
 
 def moves(here: Sequence[Any], there: Sequence[Any]) -> Mapping[Any, Any]:
-    """Return which modes take the place of which, if the program goes from here to there."""
+    """Return which mode replaces which, if the program moves from one spot to another."""
     return {a._here: b._here for a, b in zip(here, there, strict=True) if a is not b}
 
 
 def _move(to: Any, modes: Mapping[Any, Any]) -> None:
-    """Have the scopes be as they are elsewhere, where these modes take the place of others."""
+    """Make `to` the current scopes, and replace modes on torch's stack by `modes`."""
     if not modes:
         SCOPES.set(to)
         return

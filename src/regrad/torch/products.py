@@ -1,4 +1,4 @@
-"""Callables that contract tensors by matrix products, taken apart into these."""
+"""Decompositions of callables that contract tensors by matrix products."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def linear(op: Lookup, input: Tensor, weight: Tensor, bias: Tensor | None = None
 
 
 def product(op: Lookup) -> Callable[..., Any]:
-    """`linear` of the user's matrix product, or torch's own if nobody has a rule for it."""
+    """Return `linear` by the user's matrix product; torch's own `linear` without a rule for it."""
     matmul = op(torch.matmul)
     if matmul is torch.matmul:
         return F.linear
@@ -39,13 +39,13 @@ def add_product(
     product: Callable[..., Any], names: Sequence[str], op: Lookup, *args: Any,
     beta: float = 1, alpha: float = 1, **named: Any,
 ) -> Any:  # fmt: skip
-    """`beta * input + alpha * (a @ b)`: `addmm` and the like, whose operands have these names."""
+    """`beta * input + alpha * (a @ b)`: `addmm` and similar; `names` has the operands' names."""
     input, a, b = (*args, *[named[n] for n in ("self", "input", *names) if n in named])
     return product(op, a, b) * alpha + input * beta
 
 
 def matrix_product(op: Lookup, sparse: Tensor, dense: Tensor) -> Any:
-    """A product of matrices, the first of which may be sparse."""
+    """A product of matrices; the first may be sparse."""
     return op(torch.matmul)(sparse, dense)
 
 
@@ -55,7 +55,7 @@ def sum_of_products(op: Lookup, a: Tensor, b: Tensor) -> Any:
 
 
 def vdot(op: Lookup, input: Tensor, other: Tensor) -> Any:
-    """A product of vectors, the first of which is conjugated."""
+    """A product of vectors; the first is conjugated."""
     return op(torch.dot)(input.conj(), other)
 
 
@@ -67,15 +67,15 @@ def grouped_product(
     bias: Tensor | None = None,
     out_dtype: torch.dtype | None = None,
 ) -> Any:
-    """`_grouped_mm`: a product for each expert, of the rows (or columns) that are its own."""
+    """`_grouped_mm`: one product per expert, of the expert's rows (or columns)."""
     if offs is None:
         y = op(torch.bmm)(input, mat2)
         return y if bias is None else y + bias
     if torch.compiler.is_compiling():
         raise PassedOverError(
             "torch._grouped_mm computes 'MatMul' inside, which is overridden, for groups whose "
-            "sizes are known only when the program runs, so that torch.compile cannot build the "
-            "rule in. Use torch.compiler.disable for it, or pass keep=[torch._grouped_mm]"
+            "sizes are known only at run time, so torch.compile cannot build the rule in. Use "
+            "torch.compiler.disable for it, or pass keep=[torch._grouped_mm]"
         )
     ends = offs.tolist()
     ranges = list(zip([0, *ends], ends, strict=False))
@@ -95,18 +95,18 @@ def grouped_product(
 
 
 def chain(op: Lookup, *given: Any) -> Any:
-    """`multi_dot` and `chain_matmul`: products in the order that is cheapest, as torch has it."""
+    """`multi_dot` and `chain_matmul`: products in the cheapest order, as torch orders them."""
     xs = list(given[0]) if isinstance(given[0], list | tuple) else list(given)
     if len(xs) == 1:
         return xs[0]
     matmul, first, last = op(torch.matmul), xs[0].dim() == 1, xs[-1].dim() == 1
     xs = [xs[0][None] if first else xs[0], *xs[1:-1], xs[-1][:, None] if last else xs[-1]]
     sizes = [x.shape[0] for x in xs] + [xs[-1].shape[1]]
-    order = -1 if len(xs) == 3 else 1  # in which torch looks for the first of the cheapest splits
+    order = -1 if len(xs) == 3 else 1  # the order in which torch searches for the cheapest split
 
     @cache
     def best(i: int, j: int) -> tuple[int, int]:
-        """Return how many numbers a run of matrices takes to multiply, and where to split it."""
+        """Return the cost of multiplying a run of matrices, and the index at which to split it."""
         if i == j:
             return 0, i
         splits = [
@@ -130,16 +130,16 @@ Labels = list[Any]
 
 
 def einsum(op: Lookup, *args: Any, path: Sequence[int] | None = None) -> Any:
-    """`einsum`, pair by pair, as torch does it: by `bmm`, or by `mul` where nothing is summed.
+    """`einsum`, pair by pair as in torch: by `bmm`, or by `mul` without a sum.
 
-    An axis of length 1 is none to torch: what it alone would be summed over is a `mul`.
+    torch ignores axes of length 1. A pair that sums only over such axes is a `mul`.
     """
     equation, operands = _equation(args)
     every, out = _parse(equation, operands)
     rest = {label for labels in every for label in labels} - {*out}
     order = [*out, *sorted(rest, key=lambda label: (isinstance(label, str), label))]
     terms = [_align(x, labels, order) for x, labels in zip(operands, every, strict=True)]
-    # of the axes to be summed over, how many terms have them
+    # by summed axis: the number of terms that have it
     counts = {n: sum(x.shape[n] != 1 for x in terms) for n in range(len(out), len(order))}
     for i, j in _path(equation, operands, path):
         a, b = terms[i], terms[j]
@@ -176,14 +176,14 @@ def _letters(labels: Any) -> str:
 
 
 def _is_planned(operands: Sequence[Any]) -> bool:
-    """Return whether opt_einsum says which terms are multiplied with which."""
+    """Return whether opt_einsum determines the order of the products."""
     return len(operands) > 2 and opt_einsum.enabled and opt_einsum.is_available()
 
 
 def _path(
     equation: str, operands: Sequence[Any], path: Sequence[int] | None
 ) -> list[tuple[int, int]]:
-    """Return which terms are multiplied with which: in order, if nothing says otherwise."""
+    """Return the pairs of terms to multiply; by default in order."""
     if path is not None:
         pairs = [(path[i], path[i + 1]) for i in range(0, len(path), 2)]
     elif _is_planned(operands):
@@ -195,7 +195,7 @@ def _path(
 
 
 def _parse(equation: str, operands: Sequence[Any]) -> tuple[list[Labels], Labels]:
-    """The labels of each operand and of the result; axes under `...` are numbered from the end."""
+    """Return the labels of each operand and the result; axes under `...` count from the end."""
     left, arrow, right = equation.replace(" ", "").partition("->")
     words = left.split(",")
     every = [
@@ -216,7 +216,7 @@ def _expand(word: str, dots: int) -> Labels:
 
 
 def _align(x: Tensor, labels: Labels, order: Labels) -> Any:
-    """A term with its axes in this order: of length 1 where it has none, once where it has two."""
+    """Permute the axes of a term to an order: length 1 for a missing axis, once for a double."""
     for label in dict.fromkeys(labels):
         while labels.count(label) > 1:
             i = labels.index(label)
@@ -228,12 +228,12 @@ def _align(x: Tensor, labels: Labels, order: Labels) -> Any:
 
 
 def _multiply(op: Lookup, a: Tensor, b: Tensor, axes: Sequence[int]) -> Any:
-    """The product of two terms, summed over some axes, by `bmm`."""
+    """Return the product of two terms, summed over some axes, by `bmm`."""
     rest = [n for n in range(a.dim()) if n not in axes]
     batch = [n for n in rest if a.shape[n] != 1 and b.shape[n] != 1]
     rows = [n for n in rest if n not in batch and a.shape[n] != 1]
     columns = [n for n in rest if n not in batch and n not in rows]
-    if rows and columns and columns[-1] < rows[0]:  # the order in which the result has them
+    if rows and columns and columns[-1] < rows[0]:  # the order of the axes in the result
         a, b, rows, columns = b, a, columns, rows
     left, right = (batch, rows, axes, columns), (batch, axes, columns, rows)
     y = op(torch.bmm)(_as_matrices(a, *left), _as_matrices(b, *right))
@@ -244,7 +244,7 @@ def _multiply(op: Lookup, a: Tensor, b: Tensor, axes: Sequence[int]) -> Any:
 
 
 def _as_matrices(x: Tensor, *groups: Sequence[int]) -> Any:
-    """A term as a batch of matrices; the axes of the last group have the length 1."""
+    """Reshape a term to a batch of matrices; the axes of the last group have length 1."""
     return x.permute([n for group in groups for n in group]).reshape(
         [math.prod(x.shape[n] for n in group) for group in groups[:3]]
     )
@@ -253,7 +253,7 @@ def _as_matrices(x: Tensor, *groups: Sequence[int]) -> Any:
 def tensordot(
     op: Lookup, a: torch.Tensor, b: torch.Tensor, dims: Any = 2, *more: Any, **named: Any
 ) -> Any:
-    """`tensordot` by `mm`; where all axes are summed over by `dot`, or as torch has it by `mul`."""
+    """`tensordot` by `mm`; if all axes are summed, by `dot`, or by `mul` where torch does so."""
     if isinstance(dims, Tensor):
         dims = dims.tolist()
     if "dims_self" in named or more:  # torch.ops.aten.tensordot
@@ -284,7 +284,7 @@ def tensordot(
 
 
 def inner(op: Lookup, input: Tensor, other: Tensor) -> Any:
-    """A sum of products over the last axes."""
+    """The sum of products over the last axes."""
     if not input.dim() or not other.dim():
         return op(torch.mul)(input, other)
     return tensordot(op, input, other, ([-1], [-1]))

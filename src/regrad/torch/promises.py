@@ -1,8 +1,8 @@
-"""Small programs whose gradients are known: whether the promises hold on this PyTorch.
+"""Small programs with known gradients, which test whether regrad works on this PyTorch.
 
-They run once, on a version that is newer than all that were tested (see `core.hosts`), and all of
-them by `python -m regrad hosts`. Each raises if a rule was passed over, or not refused where it
-cannot count. Every one is a program of its own, so that one that fails says what fails.
+On a PyTorch newer than all tested versions, they run once (see `core.hosts`). All of them run in
+`python -m regrad hosts`. A program raises if torch skipped a rule, or if regrad did not raise where
+a rule cannot fire. The programs are independent, so a failure identifies the broken feature.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def _expect(
     f: Callable[[Any], Any], factor: float, rules: Rules = SEVEN, compiles: bool = False,
     keep: Iterable[Any] = (),
 ) -> None:  # fmt: skip
-    """Raise unless the gradient of a function under rules is this factor, and its value is f's."""
+    """Raise unless the gradient of f under rules is `factor`, and its value is unchanged."""
     x = _input()
     with torch.no_grad():
         plain = f(x.detach().clone())
@@ -45,7 +45,7 @@ def _expect(
 
 
 def _expect_refusal(f: Callable[[Any], Any], rules: Rules = SEVEN) -> None:
-    """Raise unless a rule that cannot count is refused."""
+    """Raise unless regrad raises for a rule that cannot fire."""
     x = _input()
     try:
         with gradient_override_map(rules):
@@ -53,7 +53,7 @@ def _expect_refusal(f: Callable[[Any], Any], rules: Rules = SEVEN) -> None:
         torch.autograd.grad(y.sum(), x)
     except PassedOverError:
         return
-    raise AssertionError("a rule was passed over, and nothing said so")
+    raise AssertionError("a rule was skipped without an error")
 
 
 def _compiled(f: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -61,7 +61,7 @@ def _compiled(f: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 
 class _Own(torch.autograd.Function):
-    """A Function with a backward pass of its own."""
+    """A Function with its own backward pass."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
@@ -73,7 +73,7 @@ class _Own(torch.autograd.Function):
 
 
 class _InTwoParts(torch.autograd.Function):
-    """The same in torch's newer form."""
+    """The same Function in torch's newer form."""
 
     @staticmethod
     def forward(x: torch.Tensor) -> torch.Tensor:
@@ -87,8 +87,8 @@ class _InTwoParts(torch.autograd.Function):
         return dys[0]
 
 
-_apply = _Own.apply  # as programs hold it
-_module = torch.nn.ReLU().forward  # past the hooks of all modules, which are the user's
+_apply = _Own.apply  # a reference, as programs hold it
+_module = torch.nn.ReLU().forward  # without the user's global module hooks
 
 
 # -- ops -------------------------------------------------------------------------------------------
@@ -165,7 +165,7 @@ def forward_mode() -> None:
     assert torch.equal(dy, 2 * x), f"the tangent is {dy.tolist()}"
 
 
-# -- where torch runs code elsewhere, later, or out of sight ---------------------------------------
+# -- where torch runs code elsewhere, later, or without modes --------------------------------------
 
 
 @host.FUNCTIONS.promise

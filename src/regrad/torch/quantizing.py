@@ -44,11 +44,11 @@ KINDS = [
 
 
 class TorchForward(LayerForward):
-    """The function of a layer, in torch's functions."""
+    """The function of a layer, written with torch's functions."""
 
 
 class TorchRecorder(Recorder):
-    """A recorder of tensors."""
+    """A recorder for tensors."""
 
     def note(self, site: Any, values: Sequence[Any]) -> None:
         """Note a call, with its operands and its result."""
@@ -62,7 +62,7 @@ class TorchHost:
     forward: type[LayerForward] = TorchForward
 
     def calls(self, model: nn.Module, sample: Any, named: Any) -> list[Call]:
-        """Run a model with a sample, and leave it as it was; return the calls of its layers."""
+        """Run a model on a sample without changing the model; return the calls of its layers."""
         calls: list[Call] = []
         rules = {kind.what: optional(replace(TorchRecorder(kind, calls))) for kind in KINDS}
         with (
@@ -74,14 +74,14 @@ class TorchHost:
         return [self._with_roles(model, call) for call in calls]
 
     def _with_roles(self, model: nn.Module, call: Call) -> Call:
-        """Return a product of which one operand is a parameter as one with weights."""
+        """Return a product with the role of weights for an operand that is a parameter."""
         if call.kind is not PRODUCT:
             return call
         a, b = (self.owner(model, call.operands[n]) is not None for n in "ab")
         return call._replace(kind=WITH_WEIGHTS.get((a, b), PRODUCT))
 
     def owner(self, model: nn.Module, weights: torch.Tensor) -> str | None:
-        """Return the name of the parameter that weights are, or are a view of."""
+        """Return the name of the parameter that the weights are, or are a view of."""
         base = base_of(weights)
         known = {p.data_ptr(): name for name, p in reversed([*model.named_parameters()])}
         return known.get(base.data_ptr()) if base.numel() else None
@@ -96,14 +96,14 @@ class TorchHost:
 
 
 class _Part(nn.Module):
-    """The arrays of a module, and of the modules in it."""
+    """The arrays of a module and of its submodules."""
 
 
 class Steps(nn.Module):
     """The arrays of a plan's quantizers, by the paths of the layers.
 
-    What is learned are parameters, and what is observed are buffers. `steps[path]` is a dict of
-    them.
+    Learned arrays are parameters, and observed arrays are buffers. `steps[path]` is a dict of the
+    arrays of a layer.
     """
 
     def __init__(self, layers: Sequence[Layer], others: Any, arrays: Mapping[str, Any]) -> None:
@@ -125,7 +125,7 @@ class Steps(nn.Module):
     def _part(self, path: str) -> nn.Module:
         part: nn.Module = self
         for name in path.split(".") if path else ():
-            # (`add_module` refuses the names of attributes, and models have `layers`)
+            # (`add_module` rejects names of attributes, but models may have a module `layers`)
             part = part._modules.setdefault(name, _Part())  # pyright: ignore[reportAssignmentType]
         return part
 
@@ -135,12 +135,12 @@ class Steps(nn.Module):
 
     @property
     def layers(self) -> list[Layer]:
-        """The layers that are quantized."""
+        """The quantized layers."""
         return self.__dict__["_plan"]["layers"]
 
     @property
     def others(self) -> list[Any]:
-        """A call of each layer that is not quantized."""
+        """One call of each layer without quantization."""
         return self.__dict__["_plan"]["others"]
 
     @property
@@ -158,5 +158,5 @@ class Steps(nn.Module):
 
     def forward(self, *args: Any) -> Any:
         raise ArgumentError(
-            "steps are the arrays of a plan, and no model: put plan.rules(steps) in force"
+            "steps are the arrays of a plan, not a model: open a scope with plan.rules(steps)"
         )

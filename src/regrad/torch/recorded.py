@@ -1,8 +1,9 @@
-"""Rules written in regrad's functions, as the functions of torch that they called.
+"""Rules written in regrad's functions, replayed as the functions of torch that they called.
 
-The idea: a rule such as `lambda dy, x: rg.where(x > 0, dy, 0)` calls, for tensors of given shapes,
-the same functions of torch each time. Its Python, the promotion of dtypes and the checks of its
-answer take several times as long as these. So a run is recorded, and the next ones are this:
+A rule such as `lambda dy, x: rg.where(x > 0, dy, 0)` calls the same functions of torch each time,
+for tensors of given shapes. The Python code of the rule, the promotion of dtypes and the checks of
+the answer take several times as long as these functions. So regrad records a run, and later runs
+execute only:
 
     def program(x0, x1):        # x, dy
         y0 = c0(x0, c1)         # torch.greater(x, 0)
@@ -11,12 +12,12 @@ answer take several times as long as these. So a run is recorded, and the next o
 
 Invariants:
 
-* Only rules are recorded that could do nothing else: code that reads and writes no more than its
-  arguments, numbers, text and functions of the same kind (`pure_closure`). One that reads values,
-  or reaches anything outside, is found out as it runs, and its Python runs each time.
-* A recording is a real run: no rule runs once more for it.
-* What a recording depends on besides is in its key: shapes, dtypes, devices, the default dtype, the
-  op types that there are.
+* regrad records only pure rules: code that reads and writes only its arguments, numbers, text and
+  functions of the same kind (`pure_closure`). If a rule reads values, or reaches anything outside,
+  regrad detects that during the run, and then runs the rule's Python code each time.
+* A recording is a real run; regrad never runs a rule an extra time to record it.
+* Everything else that a recording depends on is in its key: shapes, dtypes, devices, the default
+  dtype, the registered op types.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ from regrad.transforms.closures import MISSING, Closure
 from regrad.transforms.region import Region, results, run_inside
 from regrad.transforms.trail import Trail
 
-KEPT = 64  # recordings of a rule in calls of a kind
+KEPT = 64  # the number of recordings of a rule for one kind of call
 _PLAIN = (bool, int, float, complex, str, type(None))
 _SAFE = frozenset({
     "abs", "all", "any", "bool", "complex", "dict", "divmod", "enumerate", "float", "int",
@@ -54,19 +55,19 @@ _SAFE = frozenset({
     "sum", "tuple", "type", "zip",
 })  # fmt: skip
 _UNSAFE = frozenset(dir(builtins)) - _SAFE
-# What does not depend on values, of tensors of a kind.
+# Functions and attributes whose results do not depend on the values of tensors.
 _OF_KIND = frozenset({
     "shape", "dtype", "device", "ndim", "layout", "requires_grad", "numel", "size", "dim",
     "__len__", "is_floating_point", "is_complex", "is_signed", "result_type", "is_neg",
 })  # fmt: skip
 _FIXED = (*_PLAIN, slice, type(...), torch.Tensor, torch.Size, torch.dtype, torch.device)
 Program = Callable[..., Sequence[torch.Tensor]]
-# Instructions that change something outside of the call, or bring something in.
+# Instructions that change something outside of the call, or import something.
 _EFFECTS = ("STORE_GLOBAL", "STORE_DEREF", "STORE_ATTR", "DELETE_", "IMPORT_", "YIELD_", "SEND")
 
 
 def pure_closure(functions: Sequence[Any]) -> Closure | None:
-    """Return the closure of functions that can do nothing but compute from their arguments."""
+    """Return the closure of functions that only compute from their arguments; None otherwise."""
     closure = Closure(*functions)
     if closure.tensors or closure.generators or _UNSAFE & closure.asked:
         return None
@@ -106,7 +107,7 @@ def _codes_of(functions: Sequence[Any]) -> list[Any]:
 
 
 def is_usual(dys: Sequence[Any]) -> bool:
-    """Return whether a backward pass is one of tensors as they are, that nothing else looks at."""
+    """Return whether a backward pass has plain tensors, and no transformation observes it."""
     with DisableTorchFunction():
         return (
             all(type(dy) is torch.Tensor for dy in dys)
@@ -117,16 +118,16 @@ def is_usual(dys: Sequence[Any]) -> bool:
 
 
 class Recordings:
-    """The recordings of a rule's runs, by what else they depend on."""
+    """The recordings of a rule's runs, by their keys."""
 
     def __init__(self, functions: Sequence[Any]) -> None:
         self.functions = functions
         self.codes: list[Any] = _codes_of(functions)
         self.closure: Closure | None = pure_closure(functions)
-        self.known: dict[Any, Program | None] = {}  # None: it ran once, or cannot be recorded
+        self.known: dict[Any, Program | None] = {}  # None: the run cannot be replayed
 
     def are_possible(self) -> bool:
-        """Return whether the rule is pure, as its code, globals and cells are now."""
+        """Return whether the rule is pure, given its current code, globals and cells."""
         closure = self.closure
         for f, code, defaults in self.codes:
             if f.__code__ is not code or f.__defaults__ is not defaults:
@@ -139,9 +140,10 @@ class Recordings:
         return self.closure is not None
 
     def replay(self, fixed: Any, arrays: Sequence[torch.Tensor]) -> Sequence[torch.Tensor] | None:
-        """Return the results for arrays by a recording; None if there is none.
+        """Return the results for arrays from a recording; None without a recording.
 
-        `fixed` holds all else that the run depends on. (The caller has switched torch's modes off.)
+        `fixed` holds everything else that the run depends on. (The caller has disabled torch's
+        modes.)
         """
         if not self.are_possible():
             return None
@@ -149,41 +151,42 @@ class Recordings:
         return None if program is None else program(*arrays)
 
     def run(self, pull: Any, fixed: Any, arrays: Sequence[torch.Tensor]) -> Sequence[Any] | None:
-        """Return the gradients of a `Pull`, and record the run; None if it has been recorded.
+        """Run a `Pull` and record the run; return its gradients, or None if the key is known.
 
-        So do rules that cannot be recorded, which have to run on the general road.
+        Also return None for a rule that cannot be recorded, which has to run on the general path.
         """
         with DisableTorchFunction():
             key = _key(fixed, arrays)
         if key in self.known or not self.are_possible():
             return None
-        if len(self.known) >= KEPT:  # (shapes that never come again)
+        if len(self.known) >= KEPT:  # (some shapes may never occur again)
             self.known.clear()
         found, self.known[key] = _record(pull, arrays)
         return found
 
 
 def _key(fixed: Any, arrays: Sequence[torch.Tensor]) -> Any:
-    """Return all that a recording depends on, besides the code of the rule (`are_possible`).
+    """Return everything that a recording depends on, besides the rule's code (`are_possible`).
 
-    Nothing is missing: a pure rule computes from its arguments. `fixed` has the attributes, and
-    which gradients are wanted. Of tensors a rule may read all but their values, which end the
-    recording (`_RuleRegion`). regrad's functions look up the registry and the default dtype. What
-    else functions of torch look at, such as strides, they look at again in the recording.
+    The key is complete, because a pure rule computes from its arguments. `fixed` has the attributes
+    and the wanted gradients. A rule may read everything of a tensor except its values; reading
+    values ends the recording (`_RuleRegion`). regrad's functions look up the registry and the
+    default dtype. Other properties that functions of torch read, such as strides, they read again
+    when the recording runs.
     """
     kinds = tuple([(x.shape, x.dtype, x.is_neg()) for x in arrays])
     return fixed, kinds, arrays[-1].device, get_default_dtype(), registry.version, len(registry.OPS)
 
 
 def exact(value: Any) -> Any:
-    """Return a key that equal values share only if they are the same: 1 and True have two.
+    """Return a key that only identical values share: 1 and True have different keys.
 
     Raises:
-        TypeError: a value that is not plain.
+        TypeError: The value is not plain.
     """
     kind = type(value)
     if kind is float:
-        return value.hex()  # (-0.0 is another number than 0.0)
+        return value.hex()  # (distinguishes -0.0 from 0.0)
     if kind in (tuple, list, torch.Size):
         return kind, *map(exact, value)
     if kind is dict:
@@ -194,7 +197,7 @@ def exact(value: Any) -> Any:
 
 
 class _Recorder(Trail):
-    """Sees that a run is of ops of Tensors alone, all of which torch computes."""
+    """Checks that a run consists of ops on Tensors, all computed by torch."""
 
     def __init__(self, xs: Sequence[Tensor]) -> None:
         super().__init__("a rule", xs)
@@ -215,20 +218,20 @@ class _Recorder(Trail):
 
 
 def _storage(x: torch.Tensor) -> int:
-    """Return the address of what a tensor stands on; 0 if it has none of its own kind."""
+    """Return the address of a tensor's storage; 0 for a tensor that is not strided."""
     return x.untyped_storage().data_ptr() if x.layout is torch.strided else 0
 
 
 class _Writer(TorchFunctionMode):
-    """Writes down the functions of torch that run, as the lines of a function of these arrays."""
+    """Records the functions of torch that run, as lines of a function of these arrays."""
 
     def __init__(self, arrays: Sequence[torch.Tensor]) -> None:
         super().__init__()
         self.complete = True
         self.names: dict[int, str] = {id(x): f"x{n}" for n, x in enumerate(arrays)}
         self.inputs: str = ", ".join(self.names.values())
-        self.alive: list[Any] = [arrays]  # (so that no id, and no storage, comes twice)
-        self.own: set[int] = set()  # the storages of what the lines make, which they may write into
+        self.alive: list[Any] = [arrays]  # (references, so that no id or storage occurs twice)
+        self.own: set[int] = set()  # storages that the lines allocate, and may write into
         self.values: dict[str, Any] = {}
         self.lines: list[str] = []
 
@@ -249,7 +252,7 @@ class _Writer(TorchFunctionMode):
         name = getattr(func.__self__, "__name__", "") if name == "__get__" else name
         if {*map(type, parts or [y])} != {torch.Tensor}:
             self.complete &= name in _OF_KIND
-        elif id(y) not in self.names or name != "to":  # (to its own dtype: x itself)
+        elif id(y) not in self.names or name != "to":  # (`to` the same dtype returns x itself)
             texts = [*map(self._text, args), *(f"{k}={self._text(v)}" for k, v in options.items())]
             at = f"y{len(self.lines)}"
             self.lines.append(f"    {at} = {self._constant(func)}({', '.join(texts)})\n")
@@ -272,17 +275,17 @@ class _Writer(TorchFunctionMode):
         return name
 
     def program(self, ys: Sequence[torch.Tensor]) -> Program | None:
-        """Return the function; None if there is more to the run than it does."""
+        """Return the recorded function; None if it does not reproduce the whole run."""
         found = [self.names.get(id(y), "") for y in ys]
         if not self.complete or "" in found:
-            return None  # (a constant is an answer, say)
+            return None  # (for example, if an answer is a constant)
         lines = [f"def program({self.inputs}):\n", *self.lines, f"    return {', '.join(found)},"]
         exec("".join(lines), self.values)
         return self.values["program"]
 
 
 class _RuleRegion(Region):
-    """The region of a rule that runs: its values may be read, which it then does each time."""
+    """The region of a running rule. Reading a value prevents the recording."""
 
     def refuse_read(self, x: Tensor) -> None:
         self.capture.complete = False
@@ -296,7 +299,7 @@ def _record(
     pull: Any, arrays: Sequence[torch.Tensor]
 ) -> tuple[Sequence[torch.Tensor] | None, Program | None]:
     """Run a `Pull` on arrays; return the results, and a recording if possible."""
-    arrays = [x.detach() for x in arrays]  # (one may be given twice)
+    arrays = [x.detach() for x in arrays]  # (the same tensor may occur twice)
     with _Writer(arrays) as writer:
         given = pull.as_regrad_sees(pull.in_one_dtype(arrays))
     if any(x.dtype is not given[-1].dtype for x in given):  # (regrad's functions would convert)

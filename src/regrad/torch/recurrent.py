@@ -1,4 +1,4 @@
-"""Recurrent layers, taken apart into their steps."""
+"""Decompositions of recurrent layers into their steps."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def cell(
     name: str, op: Lookup, input: Tensor, hx: Any, w_ih: Tensor, w_hh: Tensor,
     b_ih: Tensor | None = None, b_hh: Tensor | None = None,
 ) -> Any:  # fmt: skip
-    """`lstm_cell` and the like."""
+    """`lstm_cell` and similar cells."""
     state = hx if name == "lstm" else (hx,)
     times = product(op)
     found = STEPS[name](op)(times(input, w_ih, b_ih), times(state[0], w_hh, b_hh), *state)
@@ -62,9 +62,9 @@ def cell(
 
 
 def layers(name: str, op: Lookup, input: Tensor, *args: Any) -> Any:
-    """`lstm`, `gru`, … over whole sequences, or packed ones, step by step."""
+    """`lstm`, `gru`, … over whole sequences or packed sequences, step by step."""
     sizes = None
-    if isinstance(args[2], list | tuple):  # of batches: the sequences are packed
+    if isinstance(args[2], list | tuple):  # (batch sizes, so the sequences are packed)
         sizes, args = args[0].tolist(), args[1:]
     hx, params, has_biases, count, dropout, train, bidirectional, *rest = args
     batch_first = bool(rest and rest[0])
@@ -89,7 +89,7 @@ def layers(name: str, op: Lookup, input: Tensor, *args: Any) -> Any:
 
 
 def _weights(params: Sequence[Any], has_biases: bool) -> tuple[Any, ...]:
-    """Weights of input and state, their biases, and the projection of the state."""
+    """Return the weights of input and state, their biases, and the projection of the state."""
     w_ih, w_hh, *rest = params
     b_ih, b_hh = rest[:2] if has_biases else (None, None)
     projection = rest[2 if has_biases else 0 :]
@@ -99,8 +99,8 @@ def _weights(params: Sequence[Any], has_biases: bool) -> tuple[Any, ...]:
 class LayerRun:
     """Runs a layer in one direction.
 
-    As in torch, the products of all inputs are one. `sizes` are those of the batches at each step,
-    where sequences are packed: they only become smaller.
+    As in torch, one product covers all inputs. For packed sequences, `sizes` has the batch size at
+    each step; the sizes never increase.
     """
 
     def __init__(self, op: Lookup, name: str, sizes: list[int] | None) -> None:
@@ -132,7 +132,7 @@ class LayerRun:
         return (torch.stack(ys) if self.sizes is None else torch.cat(ys)), state
 
     def _fit(self, state: Any, initial: Any, size: int, ended: list[Any]) -> tuple[Any, ...]:
-        """The state of the sequences that go on, or that begin."""
+        """Return the state of the sequences that continue or begin at a step."""
         before = state[0].shape[0]
         if size < before:
             ended.append(tuple(s[size:] for s in state))

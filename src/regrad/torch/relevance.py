@@ -1,4 +1,4 @@
-"""Relevance of a PyTorch model: a run under rules that make gradients of relevance."""
+"""Relevance of a PyTorch model: a run under rules that turn gradients into relevance."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def explain(
 
 
 class Point(NamedTuple):
-    """A value whose relevance is wanted, and where its gradient comes to."""
+    """A value whose relevance the caller wants, and the graph edge that receives its gradient."""
 
     edge: Any
     value: torch.Tensor
@@ -62,18 +62,18 @@ class Point(NamedTuple):
     is_embedded: bool = False
 
     def relevance(self, dx: torch.Tensor | None, half: int | None) -> torch.Tensor:
-        """Return the relevance; with a `half`, of differences from the batch's second half."""
+        """Return the relevance; with `half`, the relevance of differences to the second half."""
         return self.summed(relevance_of(self.value, dx, half))
 
     def summed(self, found: torch.Tensor) -> torch.Tensor:
-        """Return shares: of a token the sum over its embedding."""
+        """Return shares; for a token, the sum over its embedding."""
         return found.sum(-1) if self.is_embedded else found
 
 
 def point_of(
     x: torch.Tensor, name: Any = None, is_embedded: bool = False, keeps: bool = False
 ) -> Point:
-    """Return the place of a value in the graph of autograd.
+    """Return the point of a value in the graph of autograd.
 
     Args:
         x: The value.
@@ -81,17 +81,17 @@ def point_of(
         is_embedded: Whether the value is an embedding of tokens.
         keeps: Whether the value keeps its history.
     """
-    with DisableTorchFunction():  # (no mode is to see what is done here)
+    with DisableTorchFunction():  # (no mode may receive these calls)
         value = x.clone() if keeps else x.detach().clone()
         return Point(get_gradient_edge(x), value, name, is_embedded)
 
 
 class TorchRun(runs.RelevanceRun):
-    """A run of a model whose inputs are differentiated.
+    """A run of a model that differentiates with respect to the inputs.
 
     Args:
         keeps: Whether the results keep their history.
-        move: Returns what is run in the place of the n-th input, embedding or output of `at`.
+        move: Returns the tensor that replaces the n-th input, embedding or output of `at`.
         at: Paths of modules whose outputs are differentiated in place of the inputs.
         through: The path of a module and an index into its output. Gradients pass there only.
     """
@@ -111,9 +111,9 @@ class TorchRun(runs.RelevanceRun):
         self.at = named(at, modules)
         self.through = None if through is None else _unit(through, modules, batch_axis)
         self.is_running = False
-        self.alone: list[torch.Tensor] = []  # the target, of inputs and references each by itself
+        self.alone: list[torch.Tensor] = []  # the targets of inputs and references, run separately
         self.leaves: list[Point] = []
-        self.embedded: dict[Any, torch.Tensor] = {}  # by what embeds, and what
+        self.embedded: dict[Any, torch.Tensor] = {}  # by embedding module and input
         self.layers: dict[str, Point] = {}
         self.heads: dict[str, Point] = {}
         self.units: dict[str, Point] = {}
@@ -140,7 +140,7 @@ class TorchRun(runs.RelevanceRun):
         if not self.leaves and not self.placed:
             raise ArgumentError(
                 "relevance: no input is a tensor of floats, or is read by an nn.Embedding of the "
-                f"model; got {[kind(x) for x in self.values.values()]}. Give the embedded input, "
+                f"model; got {[kind(x) for x in self.values.values()]}. Pass the embedded input, "
                 'or explain the output of the module that reads it: attribute(…, at="its path")'
             )
         value = super().chosen(y)
@@ -153,19 +153,19 @@ class TorchRun(runs.RelevanceRun):
 
     @property
     def points(self) -> list[Point]:
-        """The places whose gradients are asked for."""
+        """The points whose gradients the run computes."""
         return [*self.leaves, *self.layers.values(), *self.heads.values()]
 
     def differentiated(
         self, ops: Ops, layers: Any = (), heads: Any = ()
     ) -> tuple[torch.Tensor, Any]:
-        """Run the model; return what there is to share, and the gradients at points and ops."""
+        """Run the model; return the total to share, and the gradients at points and ops."""
         modules = dict(self.model.named_modules())
         layers, heads = named(layers, modules), named(heads, modules)
         layers = [n for n in layers if n not in self.at]
         embeddings = [m for m in modules.values() if isinstance(m, nn.Embedding) and not self.at]
         placing = [modules[n].register_forward_hook(partial(self._placed, n)) for n in self.at]
-        # (in the backward pass a checkpoint runs modules again, which is no second call)
+        # (in the backward pass a checkpoint runs modules again, which does not count as a call)
         with hooks([*[m.register_forward_hook(self._embedded) for m in embeddings], *placing]):
             marked, given = partial(self._mark, self.layers), partial(self._mark, self.heads)
             handles = [modules[n].register_forward_hook(partial(marked, n)) for n in layers]
@@ -217,7 +217,7 @@ class TorchRun(runs.RelevanceRun):
             )
 
     def _mark(self, where: dict[str, Point], name: str, module: Any, args: Any, *ys: Any) -> None:
-        """Note the place of a module's output, or of its input: the first of several."""
+        """Record the point of a module's output or input; the first one of several."""
         (x,) = ys or (args,)
         x = x[0] if isinstance(x, tuple | list) and x else x
         if name in where:
@@ -225,7 +225,7 @@ class TorchRun(runs.RelevanceRun):
         if not isinstance(x, torch.Tensor) or not x.requires_grad:
             raise ArgumentError(
                 f"relevance: the module {name!r} {'returned' if ys else 'was called with'} "
-                f"{kind(x)} that no input leads to, expected a tensor that depends on them"
+                f"{kind(x)}, expected a tensor that depends on the inputs"
             )
         where[name] = point_of(x, keeps=self.keeps)
 
@@ -252,7 +252,7 @@ class TorchRun(runs.RelevanceRun):
     def _embedded(self, module: Any, args: Any, y: torch.Tensor) -> torch.Tensor | None:
         given = args[0].data_ptr(), args[0].numel()
         for name, ids in self.values.items():
-            # (the same tokens, in any shape; with a reference, of both runs)
+            # (the same tokens, in any shape; with a reference, the tokens of both runs)
             same = isinstance(ids, torch.Tensor) and (ids.data_ptr(), ids.numel()) == given
             if same and self.half is None:
                 with DisableTorchFunction():
@@ -288,7 +288,7 @@ def _unit(through: Any, modules: Mapping[str, Any], batch_axis: int) -> tuple[st
 
 @contextmanager
 def hooks(handles: Sequence[Any]) -> Generator[None]:
-    """A block in which hooks are in force."""
+    """Keep hooks active during a block."""
     try:
         yield
     finally:
@@ -297,7 +297,7 @@ def hooks(handles: Sequence[Any]) -> Generator[None]:
 
 
 def named(paths: Any, modules: Mapping[str, Any]) -> list[str]:
-    """Return the paths of modules that paths or patterns name."""
+    """Return the paths of the modules that paths or patterns match."""
     found: dict[str, None] = {}
     for path in [paths] if isinstance(paths, str) else paths:
         fits = [n for n in modules if runs.names(path, n)]
@@ -357,15 +357,15 @@ def _dense_parts(x: torch.Tensor) -> list[torch.Tensor]:
 
 @contextmanager
 def full_precision() -> Generator[None]:
-    """A block in which products of float32 are of float32, and not of TF32 or bfloat16."""
+    """Compute float32 products in float32 during a block, and not in TF32 or bfloat16."""
     backends: Any = torch.backends
     cuda, cudnn, cpu = backends.cuda, backends.cudnn, backends.mkldnn
     pairs = [(part, cudnn) for part in (cuda.matmul, cudnn.conv, cudnn.rnn)]
     pairs += [(part, cpu) for part in (cpu.matmul, cpu.conv, cpu.rnn)]
-    # (a part with the precision of the whole follows it)
+    # (a part with the same precision as the whole backend follows the backend)
     before = [(p, p.fp32_precision.replace(whole.fp32_precision, "none")) for p, whole in pairs]
     allowed = False
-    with suppress(RuntimeError):  # (where a user has set the precision of parts)
+    with suppress(RuntimeError):  # (raised if a user has set the precision of parts)
         allowed = cudnn.allow_tf32
     try:
         with settings_unlocked():
@@ -382,13 +382,14 @@ def full_precision() -> Generator[None]:
                 part.fp32_precision = precision
 
 
-# -- where relevance is lost -----------------------------------------------------------------------
+# -- relevance losses ------------------------------------------------------------------------------
 
 
 class Ops(torch.overrides.TorchFunctionMode):
-    """Has models change outputs in place that rules name, and notes what torch functions pass on.
+    """Copies outputs of ops under rules, and records the relevance that each torch function passes.
 
-    What a rule keeps is not what the model gets, but a copy of it.
+    A rule saves its output, and the model may change that output in place. So the model receives a
+    copy.
     """
 
     def __init__(self, model: nn.Module, checks: bool) -> None:
@@ -399,7 +400,7 @@ class Ops(torch.overrides.TorchFunctionMode):
 
     @property
     def edges(self) -> list[Any]:
-        """The places where gradients are asked for: the outputs and inputs of all, in order."""
+        """The edges for which to compute gradients: all outputs and inputs, in order."""
         return [point.edge for _, ys, xs in self.seen for point in (*ys, *xs)]
 
     def __torch_function__(
@@ -411,7 +412,8 @@ class Ops(torch.overrides.TorchFunctionMode):
         if options.get("training") and _depends(func, args, options):
             raise ArgumentError(
                 f"relevance: {function_name(func)} runs in training mode ({find_caller(LIBRARIES)})"
-                ", where a result depends on the other examples, or on chance. Call model.eval()"
+                ", so a result depends on the other examples or on random numbers. Call "
+                "model.eval()"
             )
         if not self.checks:
             return _copied(func(*args, **options), args)
@@ -425,7 +427,7 @@ class Ops(torch.overrides.TorchFunctionMode):
         return y
 
     def _alias(self, xs: list[Point], x: Any) -> Any:
-        """A tensor of this call alone, so that the gradient is that of this use."""
+        """Return an alias of a tensor for this call, whose gradient covers only this use."""
         if not isinstance(x, torch.Tensor) or not x.requires_grad:
             return x
         with DisableTorchFunction():
@@ -449,7 +451,7 @@ def _depends(func: Callable[..., Any], args: Any, options: Any) -> bool:
 
 
 def _copied(y: Any, args: Any) -> Any:
-    """A copy of the output of an op under a rule, unless that is, or views, what it was given."""
+    """Return a copy of the output of an op under a rule, unless it shares memory with an input."""
     if not isinstance(y, torch.Tensor) or not isinstance(y.grad_fn, BackwardCFunction):
         return y
     with DisableTorchFunction():

@@ -1,16 +1,17 @@
-"""Calls of torch functions whose value is replaced: what stands for torch's own function in one.
+"""Calls whose value a rule replaces: the function that runs instead of torch's own function.
 
-The idea: a call under a rule is one of torch's function, with another gradient (`calls.RuleCall`).
-Where the rule replaces values, the call is one of `Replaced` instead. Its own derivative is then
-what autograd records of it, so that `builtin`, and no gradient at all, mean the derivative of the
-function that replaces.
+A call under a rule normally runs torch's function and has another gradient (`calls.RuleCall`). If
+the rule replaces values, the call runs `Replaced` instead. autograd then records the derivative of
+`Replaced`. So `builtin`, and a rule without a gradient, mean the derivative of the replacing
+function.
 
 Invariants:
 
-* Nobody gets torch's own value for the other one. A call that cannot deliver it is refused by name
-  (`refuse_undelivered`), and an op that runs where no mode is asked about it is looked for below
-  autograd, with gradients or without (`find_hidden`).
-* What is replaced has the shape and dtype that torch's own result would have.
+* No program receives torch's own value where the rule replaces it. A call that cannot deliver the
+  replaced value raises an error that names the function (`refuse_undelivered`). For ops that run
+  where torch calls no mode, regrad checks the dispatcher below autograd, with gradients or without
+  (`find_hidden`).
+* A replaced value has the shape and dtype of torch's own result.
 """
 
 from __future__ import annotations
@@ -28,17 +29,17 @@ from regrad.torch.biases import PARAMETERS
 from regrad.torch.bridge import bridge, casts, is_differentiable, run
 from regrad.torch.host import DisableTorchFunction, is_transformed, is_view
 from regrad.torch.host.dynamo import fake_mode, is_traced
-from regrad.torch.host.running import gives_views
+from regrad.torch.host.running import returns_views
 from regrad.torch.nodes import is_plumbing, name_of, tensors
 from regrad.torch.run_time import Pulls, may_change, pull_at_run_time
 from regrad.transforms.closures import names_in
 
 
 class Replaced:
-    """The function that replaces torch's own in one call, of the tensors among its values."""
+    """The function that replaces torch's own in one call, as a function of the call's tensors."""
 
     def __init__(self, original: Any, forward: Forward) -> None:
-        self.original = original  # the same call, of torch's own function
+        self.original = original  # the same call, with torch's own function
         self.forward = forward
 
     def __call__(self, *xs: torch.Tensor) -> Any:
@@ -47,7 +48,7 @@ class Replaced:
         return self.answer(xs, self.original.forward(*xs) if self.forward.keeps_y else None)
 
     def answer(self, xs: Sequence[torch.Tensor], y: Any) -> Any:
-        """Return the value; torch's own may be known already."""
+        """Return the value; `y` is torch's own value, or None if it has not been computed."""
         specs = [(x.shape, x.dtype) for x in xs]
         call, given = (
             self.original.foreign_call(specs, None),
@@ -60,7 +61,7 @@ class Replaced:
         return type(own)(ys) if isinstance(own, tuple) else ys[0]
 
     def _at_run_time(self, xs: Sequence[torch.Tensor]) -> Any:
-        """Have a program that is being written call the function, which reads what may change."""
+        """Add a call of the function to the program being traced; it reads mutable state then."""
         own = like_own(self.original.forward, xs)
         like = outputs_of(own)
 
@@ -76,7 +77,7 @@ class Replaced:
 
 
 def like_own(own: Callable[..., Any], xs: Sequence[torch.Tensor]) -> Any:
-    """Return the result of torch's own function, or one like it that was not computed."""
+    """Return torch's own result, or one without values that has the same shapes and dtypes."""
     device = xs[0].device.type if xs else "cpu"
     with torch.no_grad():
         if not (is_traced() or is_transformed() or casts(device)):
@@ -98,9 +99,9 @@ def _bridge(flat: Callable[..., Any], xs: Sequence[torch.Tensor], name: str) -> 
 ARRAYS = HostArrays(lambda x: isinstance(x, torch.Tensor), torch.as_tensor, _bridge, names_in)
 
 
-# -- what is refused -------------------------------------------------------------------------------
+# -- errors ----------------------------------------------------------------------------------------
 
-# Functions that write into tensors that they are given, by the argument that has them do so.
+# Functions that write into their arguments, by the argument that switches this on.
 WRITES = {
     "batch_norm": ("training", 5), "instance_norm": ("use_input_stats", 5),
     "embedding": ("max_norm", 3), "embedding_bag": ("max_norm", 3),
@@ -110,18 +111,18 @@ WRITES = {
 def refuse_undelivered(
     function: Callable[..., Any], args: Sequence[Any], options: Mapping[str, Any]
 ) -> None:
-    """Refuse a call to which a replaced value cannot be delivered."""
+    """Raise for a call that cannot deliver a replaced value."""
     name = getattr(function, "__name__", str(function))
     if options.get("out") is not None:
         why = "writes into the tensor given as out=. Use its result"
-    elif gives_views(name):
+    elif returns_views(name):
         why = "returns a view, which shares memory with its input. Replace the op that reads it"
     elif not any(True for _ in tensors((args, options))) and (args or options):
-        why = "is called without a tensor, so that it is nobody's op. Replace what reads its result"
+        why = "is called without a tensor, so no rule applies. Replace the op that reads its result"
     elif _writes(name, args, options):
         why = (
-            f"updates a tensor that it is given here (see {WRITES[name][0]!r}), which would not "
-            "happen. Replace it in evaluation mode, or replace the op behind it"
+            f"updates one of its arguments (see {WRITES[name][0]!r}), and the replacing function "
+            "would not. Replace it in evaluation mode, or replace the op after it"
         )
     else:
         return
@@ -138,13 +139,13 @@ def _writes(name: str, args: Sequence[Any], options: Mapping[str, Any]) -> bool:
         return False
     if switch == "max_norm":
         return True
-    names = PARAMETERS[name].split()  # (torch's own function has the statistics third)
+    names = PARAMETERS[name].split()  # (in torch's own function the statistics are third)
     every = [options.get("running_mean"), *args[names.index("running_mean") :][:1], *args[3:4]]
     return any(isinstance(x, torch.Tensor) and x.dim() == 1 for x in every)
 
 
 def find_hidden(function: Callable[..., Any], run: Callable[[], Any], types: Iterable[str]) -> Any:
-    """Return the result of a call that no rule covers; refuse ops whose value it would not get."""
+    """Return the result of a call without a rule; raise if it computes an op with a new value."""
     with Below() as below:
         result = run()
     refuse_hidden(function, below, types)
@@ -152,12 +153,12 @@ def find_hidden(function: Callable[..., Any], run: Callable[[], Any], types: Ite
 
 
 def refuse_hidden(function: Callable[..., Any], below: Any, types: Iterable[str]) -> None:
-    """Refuse a call in which ops ran whose values are replaced."""
+    """Raise for a call that computed ops inside whose values a rule replaces."""
     ran = {t for t in types if t in below.types or t.rpartition(".")[2].rstrip("_") in below.names}
     if hidden := {t for t in ran if not is_plumbing(function, t)}:
         raise PassedOverError(
             f"{name_of(function)} computes {join_types(hidden)} inside, whose value is replaced "
-            "(rg.replace), out of sight of any override. Write it with separate torch functions, "
+            "(rg.replace), where overrides do not apply. Write it with separate torch functions, "
             f"or pass keep=[{name_of(function)}] to leave it as it is."
         )
 
@@ -166,13 +167,13 @@ _INDICES = "argmax argmin argsort bincount bucketize nonzero one_hot searchsorte
 
 
 def refuse_indices(function: Any, xs: Sequence[torch.Tensor], y: Any) -> None:
-    """Refuse a function whose results are booleans or integers, so that no rule ever runs."""
+    """Raise for a function that returns booleans or integers, since its rule would never run."""
     moves = function.__name__ in _INDICES.split() or any(map(is_differentiable, xs))
     ys = [*tensors((y,))]
     if moves and ys and not any(map(is_differentiable, ys)):
         raise PassedOverError(
             f"{name_of(function)} has a rule and returns {ys[0].dtype}, which has no gradient: the "
             "rule would never run. Give the rule to a function that returns floats, or to the "
-            "module around it (rg.at(module)), or call regrad.torch.custom_grad. The key of a "
+            "module around it (rg.at(module)), or call regrad.torch.custom_grad. The key for a "
             "spike is 'Step' (torch.heaviside) or 'Threshold' (a comparison that is cast)."
         )

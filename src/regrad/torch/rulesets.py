@@ -1,24 +1,25 @@
-"""Sets of rules: which torch functions run under which rule, opened, or taken apart.
+"""Sets of rules: which torch functions run under a rule, and which ones regrad decomposes.
 
-For `gradient_override_map({"Relu": guided})`, in three layers, from what changes least:
+`gradient_override_map({"Relu": guided})` has three layers. From the most to the least stable:
 
-* `Coverage`: what the *keys* cover, whatever the rules. "Relu" is a family: `torch.relu`,
-  `F.relu`, `Tensor.relu_`, … (`spelled`), and there are functions with a relu inside (`fused`,
-  `bodies`). Found once per set of keys.
-* `RuleSet`: the rules, and the functions that replace torch's (`calls_of`, `parts_of`). Found once
-  per set of rules, and kept for scopes that are opened again and again, as in a training loop. If
-  keys name places, a `Plan` says which rules hold in which modules, and there is one set of rules
-  for each such place (`room`), as if it were a scope of its own.
-* `Mode`: a class per RuleSet, and an instance per scope that is open (see `modes`).
+* `Coverage`: the callables that the *keys* cover, independent of the rules. "Relu" is a family:
+  `torch.relu`, `F.relu`, `Tensor.relu_`, … (`spelled`). Other functions compute a relu inside
+  (`fused`, `bodies`). regrad computes a Coverage once per set of keys.
+* `RuleSet`: the rules, and the functions that replace torch's functions (`calls_of`, `parts_of`).
+  regrad builds a RuleSet once per set of rules, and caches it for scopes that a program opens
+  repeatedly, as in a training loop. If keys name places, a `Plan` determines which rules apply in
+  which modules. Each such place has a RuleSet (`room`), as if it were a separate scope.
+* `Mode`: one class per RuleSet, and one instance per open scope (see `modes`).
 
 Invariants:
 
-* Scopes nest. torch asks the innermost mode first, and it is alone responsible: what it takes apart
-  or opens is chosen for the scopes around it, too (`chain`), whose modes are asked about the parts.
-* A function with a rule runs inside an `autograd.Function`, where autograd and modes are off: the
+* Scopes nest. torch calls the innermost mode first. This mode alone decides which callables to
+  decompose or trace into, for the outer scopes too (`chain`). Then the modes of the outer scopes
+  receive the parts.
+* A function with a rule runs inside an `autograd.Function`, where autograd and modes are off. The
   ops inside it are neither differentiated nor counted a second time.
-* A rule that could not answer for all that the op returns or depends on (an in-place write to an
-  input, an argument that regrad does not know) is refused at the call, not ignored.
+* A rule may be unable to cover everything that the op returns or depends on (an in-place write to
+  an input, an argument that regrad does not know). Then the call raises; regrad never ignores it.
 """
 
 from __future__ import annotations
@@ -49,9 +50,9 @@ from regrad.core.places import (
 from regrad.core.registry import find_op, meant_by, refuse_function
 from regrad.core.replacing import Replace, gradient_of
 from regrad.core.rule import identity_of
-from regrad.errors import ArgumentError, PassedOverError, UnknownOpError, near
+from regrad.errors import ArgumentError, UnknownOpError, near
 from regrad.torch import functions, optypes, thresholds
-from regrad.torch.apart import put, take_apart
+from regrad.torch.apart import decompose, put
 from regrad.torch.arguments import fill, refuse_layout, refuse_unknown
 from regrad.torch.biases import family_for, in_order_of
 from regrad.torch.call_cache import CallCache
@@ -68,21 +69,21 @@ from regrad.torch.nodes import Watch, gradients, name_of, tensors
 from regrad.torch.open_scopes import AROUND, scope_of
 from regrad.torch.places import Modules
 from regrad.torch.replacing import refuse_indices, refuse_undelivered
-from regrad.torch.run_time import holds_parameters
+from regrad.torch.run_time import learned_here
 from regrad.torch.subclasses import as_given
 from regrad.torch.whole_calls import WholeRule, call_whole
 
-Trail = tuple[tuple[Any, ChainStep], ...]  # the modules that run and that keys name (see `places`)
-KEPT = 16  # so many different sets of rules are remembered, so that compiled code serves again
+Trail = tuple[tuple[Any, ChainStep], ...]  # the running modules that keys name (see `places`)
+KEPT = 16  # the number of sets of rules in the cache; torch.compile can reuse code for these
 
 
 class Nested:
-    """Something of a scope, inside that of the scope around."""
+    """An object of a scope that links to the same kind of object of the outer scope."""
 
     outer: Any = None
 
     def chain(self) -> Iterator[Any]:
-        """Yield this one, and those of the scopes around."""
+        """Yield this object, then the objects of the outer scopes."""
         each = self
         while each is not None:
             yield each
@@ -90,10 +91,11 @@ class Nested:
 
 
 class Coverage(Nested):
-    """The op types that some keys cover, in a scope inside others: known before any rule is.
+    """The op types and callables that some keys cover, in a scope inside other scopes.
 
-    The mode of an inner scope is asked first, so it takes apart and opens for the scopes around it
-    as well, and leaves to them the callables that they have rules for.
+    A Coverage does not depend on the rules. torch calls the mode of the innermost scope first, so
+    this mode also decomposes and traces into callables for the outer scopes. It leaves a callable
+    to an outer scope that has a rule for the callable itself.
     """
 
     def __init__(self, keys: Sequence[Any], keep: tuple[Any, ...], outer: Coverage | None) -> None:
@@ -102,7 +104,7 @@ class Coverage(Nested):
             k: f.type for k, f in self.families.items() if functions.is_function(k)
         }
         keep = (*keep, *[op.overloadpacket for op in map(custom_op, keep) if op])
-        self.keep: tuple[Any, ...] = (*keep, *self.functions)  # whose forward passes are left alone
+        self.keep: tuple[Any, ...] = (*keep, *self.functions)  # their forward passes run unchanged
         self.outer = outer
         self.types: frozenset[str] = frozenset(family.type for family in self.families.values())
         spelled: dict[Any, optypes.Spelling] = {}
@@ -110,12 +112,12 @@ class Coverage(Nested):
             spelled.update(optypes.spellings_of(family))
             if op := custom_op(key):
                 spelled.update(dict.fromkeys((op, op.overloadpacket), optypes.Spelling(family, op)))
-        # callables that are op types of their own: a function with a rule for the whole stays whole
+        # callables with their own op type: a rule for the whole callable prevents decomposition
         self.alone: set[Any] = {f for f, s in spelled.items() if not s.family.parameters}
         self.spelled: dict[Any, optypes.Spelling] = {
             f: s for f, s in spelled.items() if f not in keep
         }
-        self.left: set[Any] = {*keep, *gradients()}  # whose nodes are not looked at
+        self.left: set[Any] = {*keep, *gradients()}  # callables whose nodes regrad does not check
         self.watch: Watch = Watch(self.types)
         table = fused()
         if any(thresholds.KEY in each.types for each in self.chain()):
@@ -127,32 +129,32 @@ class Coverage(Nested):
         }
 
     def _concerned(self, function: Callable[..., Any], rows: Sequence[Fused]) -> list[Fused]:
-        """Return the rows by which a callable is taken apart: none if it has a rule of its own."""
+        """Return the rows by which a callable decomposes; none if the callable has a rule."""
         every = [each for each in self.chain() if function not in each.keep]
         types = {op_type for each in every for op_type in each.types}
-        # of a function that is an overridden op itself only the rows about that op count (`add`
-        # with an alpha): its rule covers whatever else it computes
+        # A function may be an overridden op itself. Then only the rows about that op apply (`add`
+        # with an alpha), because its rule covers everything else that the function computes.
         own = {_type_of(function)} & types
         if any(function in each.alone for each in every):
             return []
         return [row for row in rows if row.contains & (types if row.compares else own or types)]
 
     def _is_left(self, function: Callable[..., Any]) -> bool:
-        """Return whether a callable is not opened: somebody has a rule for it, or keeps it."""
+        """Return whether regrad does not trace into a callable: it has a rule or is in `keep`."""
         return any(function in each.spelled or function in each.keep for each in self.chain())
 
 
 @lru_cache(maxsize=64)
 def coverage_of(keys: tuple[Any, ...], keep: tuple[Any, ...], outer: Coverage | None) -> Coverage:
-    """Return the coverage of the keys, found once for all rules that are given for them."""
+    """Return the coverage of the keys, which all rules for these keys share."""
     return Coverage(keys, keep, outer)
 
 
 class RuleSet(Nested):
-    """Rules by op type, and the class of mode that carries them.
+    """Rules by op type, and the class of mode that applies them.
 
-    torch.compile guards on the *class* of an open mode, so every set of rules has a class of its
-    own, and equal sets share one.
+    torch.compile guards on the *class* of an open mode. So every set of rules has its own class,
+    and equal sets share one class.
     """
 
     def __init__(
@@ -161,7 +163,7 @@ class RuleSet(Nested):
     ) -> None:  # fmt: skip
         self.plan = plan
         self.outer = outer
-        self.home: RuleSet = home or self  # where no module of a key's runs
+        self.home: RuleSet = home or self  # the set that applies outside of all modules in keys
         self.given = keep
         rules = plan.rules_at([step for _, step in trail])
         self.coverage: Coverage = coverage_of(
@@ -171,15 +173,15 @@ class RuleSet(Nested):
         self.rules: dict[str, ForeignRule | Choice] = {
             self.coverage.families[key].type: rule for key, rule in rules.items()
         }
-        # the op types whose rules here replace values
+        # the op types whose rules in this scope replace values
         self.values: frozenset[str] = frozenset(t for t, r in self.rules.items() if r.replaces)
-        # the parameters that rules here and around learn, each once
+        # the parameters that rules in this scope and the outer scopes learn, without duplicates
         chosen = [
             r.held.values() if r.chooses else [r] for e in self.chain() for r in e.rules.values()
         ]
         learned = {id(x): x for held in chosen for rule in held for x in rule.learned}
         self.learned: tuple[torch.Tensor, ...] = tuple(learned.values())
-        # (of a home) what holds in modules, and modes of no scope for torch.compile, in that order
+        # (in `home` only) the sets that apply in modules; the modes for torch.compile, by number
         self.rooms: dict[Any, RuleSet] = {((), outer): self} if home is None else home.rooms
         self.modes: list[Mode] = [] if home is None else home.modes
         self.number: int = len(self.modes)
@@ -191,7 +193,7 @@ class RuleSet(Nested):
         self.modes.append(self.mode(None))
 
     def room(self, trail: Trail, outer: RuleSet | None) -> RuleSet:
-        """Return the rules that hold while these modules run, in a scope inside others."""
+        """Return the rules that apply while these modules run, in a scope inside other scopes."""
         key = tuple([mark for mark, _ in trail]), outer
         found = self.rooms.get(key)
         if found is None:
@@ -200,20 +202,25 @@ class RuleSet(Nested):
         return found
 
     def calls_of(self, function: Callable[..., Any]) -> CallCache | None:
-        """Make the calls of a callable under its rule, if it has one here."""
+        """Return the calls of a callable under its rule; None if it has no rule here."""
         spelling = self.coverage.spelled.get(function)
         return spelling and CallCache(self, function, spelling, _override(self, function, spelling))
 
+    def calls_of_functions(self) -> dict[Any, Callable[..., Any]]:
+        """Make the calls of the autograd.Functions that keys here or around name, for programs."""
+        pairs = [(each, f) for each in self.chain() for f in each.plan.functions]
+        return {f: functions.as_node(each, f) for each, f in reversed(pairs)}
+
     def parts_of(self, function: Callable[..., Any]) -> Sequence[tuple[Any, Any]]:
-        """Make the functions that replace a callable with several ops inside, each with when."""
+        """Return the functions that replace a callable with several ops, each with a condition."""
         rows = self.coverage.fused.get(function, ())
-        # (with arguments that regrad's op does not have, only its own rule needs the parts, and a
-        # rule that names the bias gets the whole call)
+        # (for arguments that regrad's op does not have, only the op's own rule needs the parts; a
+        # rule that names the bias receives the whole call)
         fit = [r for r in rows if not (r.lent or r.biased) or self._fits(r)]
-        return [(row.when, take_apart(self, function, row)) for row in fit]
+        return [(row.when, decompose(self, function, row)) for row in fit]
 
     def _fits(self, row: Fused) -> bool:
-        """Return whether the innermost rule for an op type is one that such parts are for."""
+        """Return whether these parts serve the kind of rule that is innermost for an op type."""
         (op_type,) = row.contains
         rule = next(each.rules[op_type] for each in self.chain() if op_type in each.rules)
         return not rule.has_bias if row.biased else rule.takes_all
@@ -225,7 +232,7 @@ class RuleSet(Nested):
         return {str(rule.key) for held in every for rule in held}
 
     def counts(self, types: frozenset[str]) -> bool:
-        """Return whether some key counts the calls of one of these op types."""
+        """Return whether a key counts the calls of one of these op types."""
         return any(
             t in each.rules and each.rules[t].chooses for each in self.chain() for t in types
         )
@@ -238,7 +245,7 @@ class RuleSet(Nested):
         return any(not is_left(keep) for keep in held)
 
     def op(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Return the callable under the innermost rule for it, or as it is."""
+        """Return the callable under its innermost rule; the callable itself if it has no rule."""
         call = function
         for each in self.chain():
             if (calls := each.rows[function].calls) is not None:
@@ -252,9 +259,9 @@ class RuleSet(Nested):
         return lambda *args, **options: (fitting(parts, args, options) or call)(*args, **options)
 
     def count_ops(self, types: frozenset[str], xs: Sequence[torch.Tensor]) -> None:
-        """Count ops of these types, which ran inside a callable that needs no gradient."""
+        """Count ops of these types that ran inside a callable which needs no gradient."""
         for op_type in types:
-            # the innermost rule for the op type is the one that would have run
+            # the innermost rule for the op type is the rule that would have run
             each = next((s for s in self.chain() if op_type in s.rules), None)
             scope = None if each is None else scope_of(each)
             if each is not None and not is_built_in(op_type, each.keep) and scope is not None:
@@ -268,12 +275,12 @@ def _type_of(function: Callable[..., Any]) -> str | None:
 
 
 class Plan:
-    """The rules of a map: which of them hold, given the modules that run.
+    """The rules of a map, and which of them apply while given modules run.
 
     Args:
-        rules: the map, without maps in it (see `core.places.spread`).
-        steps: the modules of the model; None if no model was given.
-        order: 1 for rules of the first derivative alone.
+        rules: The map, without nested maps (see `core.places.spread`).
+        steps: The modules of the model; None without a model.
+        order: 1 if the rules define only the first derivative.
     """
 
     def __init__(
@@ -283,13 +290,13 @@ class Plan:
         self.once: bool = order == 1
         self.rules: dict[str, dict[at, ForeignRule]] = {}  # by op type
         self.replaces: dict[Any, bool] = {}  # whether rules replace values, by the same keys
-        self.named_as: dict[str, Any] = {}  # the key or `what` that an op type was found by
-        self.names: dict[Any, str] = {}  # those of the rules, by the keys in reports
+        self.named_as: dict[str, Any] = {}  # the key or `what` from which an op type was found
+        self.names: dict[Any, str] = {}  # the names of the rules, by the keys in reports
         for key, value in rules.items():
             whats = entries(key.what) if isinstance(key, at) else (key,)
             for what in whats if whats != (None,) else ():
                 self._add(key, what, value)
-        # the names of the keys whose rules replace values, in some module or anywhere
+        # the names of the keys whose rules replace values, in a module or anywhere
         self.replaced: frozenset[str] = frozenset(
             op_type.rpartition(".")[2]
             for op_type, held in self.rules.items()
@@ -329,11 +336,11 @@ class Plan:
         self.names[rule.key], self.replaces[rule.key] = rule.name, rule.replaces
 
     def bare(self, step: ChainStep) -> ChainStep:
-        """Return a module as keys know it, who need not hold it."""
+        """Return a step without a reference to its module, unless a key names that instance."""
         return step._replace(module=step.module if id(step.module) in self.instances else None)
 
     def mark(self, step: ChainStep) -> int | None:
-        """Return a number that modules share which the same keys name; None if none does."""
+        """Return a number that modules share if the same keys name them; None if no key does."""
         if step not in self._marks:
             found = self.places.mark(step)
             self._marks[step] = (
@@ -342,7 +349,7 @@ class Plan:
         return self._marks[step]
 
     def tells_apart(self, module: Any) -> bool:
-        """Return whether keys tell modules of a class apart."""
+        """Return whether the keys distinguish between modules of one class."""
         kind = type(module)
         if kind not in self._apart:
             steps = [step for step in self.places.steps or () if step.kind is kind]
@@ -353,15 +360,15 @@ class Plan:
         return self._apart[kind]
 
     def named(self, key: at | None = None) -> list[ChainStep]:
-        """Return the modules of the model that a key names (by default, that any names)."""
+        """Return the modules of the model that a key names; by default, that any key names."""
         if key is not None:
             return self.places.named.get(key.selectors, [])
         return [step for steps in self.places.named.values() for step in steps]
 
     def outermost(self, key: at) -> list[ChainStep]:
-        """Return the modules that a key names, but for those inside of another that it covers."""
+        """Return the modules that a key names, without modules inside another covered module."""
         if key not in self._outermost:
-            asks = any(map(is_predicate, entries(key.where)))  # (which modules, nobody knows)
+            asks = any(map(is_predicate, entries(key.where)))  # (the modules are not known yet)
             named = [] if key.what is None and asks else self.named(key)
             outer = {path for step in named for path in step.paths} if key.what is not None else ()
             inner = [s for s in named if any(a in outer for p in s.paths for a in paths_around(p))]
@@ -369,7 +376,7 @@ class Plan:
         return self._outermost[key]
 
     def rules_at(self, chain: Sequence[ChainStep]) -> dict[Any, ForeignRule | Choice]:
-        """Return the rules that hold while these modules run, by what their op types are known."""
+        """Return the rules that apply while these modules run, by the name of their op type."""
         found: dict[Any, ForeignRule | Choice] = {}
         for op_type, held in self.rules.items():
             fits = [(fit, held[fit.key]) for fit in self.places.fits(chain, held)]
@@ -382,12 +389,12 @@ class Plan:
     call_whole: Any = staticmethod(call_whole)
 
     def whole_at(self, chain: Sequence[ChainStep]) -> dict[Any, WholeRule]:
-        """Return the rules for the whole call of the last of these modules, by how they fit."""
+        """Return the rules for the whole call of the last of these modules, by their fit."""
         fits = self.places.fits(chain, self.whole) if self.whole else ()
         return {fit: self.whole[fit.key] for fit in fits}
 
     def check_whole(self, modules: Modules) -> None:
-        """Raise for rules that say nothing of the parameters of a module that their key names."""
+        """Raise for rules that return no gradient for a parameter of a module in their key."""
         steps = {path: step for step in self.places.steps or () for path in step.paths}
         for known in modules.known.values():
             path = known.paths[0]
@@ -398,7 +405,7 @@ class Plan:
 
     @cached_property
     def functions(self) -> dict[Any, bool]:
-        """The autograd.Functions that any key names, and whether a rule for each learns."""
+        """The autograd.Functions that keys name, and whether a rule for each has parameters."""
         return {
             key: any(rule.learned for rule in self.rules[op_type].values())
             for op_type, key in self.named_as.items()
@@ -407,7 +414,7 @@ class Plan:
 
 
 def _make_rule(key: Any, what: Any, family: optypes.Family, once: bool, value: Any) -> ForeignRule:
-    """Return the rule of a key for what it names."""
+    """Return the rule of a key, for one op type that the key names."""
     if isinstance(value, Replace) and functions.is_function(what):
         functions.refuse_unreplaceable(what)
     elif isinstance(value, Replace) and not isinstance(what, str):
@@ -417,7 +424,7 @@ def _make_rule(key: Any, what: Any, family: optypes.Family, once: bool, value: A
     check_learned(gradient)
     check_builtin(gradient, family.type, lambda k: family_of(k).type == family.type)
     seen = family_for(value, family)
-    if seen.parameters:  # it is known what the op's inputs are called
+    if seen.parameters:  # regrad has the names of the op's inputs
         rule = ForeignRule(value, seen.op)
     else:
         rule = CallableRule(value, seen.op, what)
@@ -432,7 +439,7 @@ _LOCK = threading.Lock()
 
 
 def identity_of_map(rules: Mapping[Any, Any]) -> Any:
-    """Return the value that maps share which mean the same; it holds while the rules are held."""
+    """Return a value that equal maps share; it is valid while the rules are alive."""
     meant = [(key.meaning if isinstance(key, at) else key, rule) for key, rule in rules.items()]
     return frozenset([(key, identity_of(rule)) for key, rule in meant])
 
@@ -441,7 +448,7 @@ def rule_set(
     rules: Mapping[Any, Any], identity: Any, keep: tuple[Any, ...], outer: RuleSet | None = None,
     modules: Modules | None = None, order: int | None = None,
 ) -> RuleSet:  # fmt: skip
-    """The set of these rules, made once for all scopes with the same ones."""
+    """Return the cached set of these rules; all scopes with the same rules share it."""
     key = identity, keep, outer, () if modules is None else modules.layout, order
     with _LOCK:
         found = _SETS.get(key)
@@ -454,7 +461,7 @@ def rule_set(
 
 
 def _mean(known: Mapping[Any, Any], rules: Mapping[Any, Any], identity: Any) -> bool:
-    """Return whether a map that is kept has an identity: functions may have other code since."""
+    """Return whether a cached map has an identity; the code of a function may have changed."""
     same = [*known] == [*rules] and all(map(operator.is_, known.values(), rules.values()))
     return same or identity_of_map(known) == identity
 
@@ -466,9 +473,9 @@ def family_of(key: Any) -> optypes.Family:
         if family is None:
             if (function := functions.find_named(key)) is not None:
                 return optypes.make_family(function)
-            op = find_op(key)  # raises for what regrad does not know either
+            op = find_op(key)  # raises for a name that regrad does not know
             raise UnknownOpError(
-                f"no torch callable is known for the op type {op.type!r}."
+                f"there is no torch callable for the op type {op.type!r}."
                 f"{near(op.type, optypes.families())} Give the torch callable itself as the key."
             )
         return family
@@ -483,18 +490,17 @@ def family_of(key: Any) -> optypes.Family:
         )
     if key in optypes.spellings():
         return optypes.spellings()[key].family
-    if not is_seen(key):
+    if not dispatches_to_modes(key):
         raise UnknownOpError(
-            f"{key!r:.80} is not a callable that torch shows when it runs, so a rule for "
-            "it would be passed over. Give a function of torch, torch.Tensor or "
-            "torch.nn.functional; change your own function with regrad.torch.custom_grad."
-            + meant_by(key)
+            f"{key!r:.80} is not a callable that torch dispatches to modes, so torch would skip a "
+            "rule for it. Give a function of torch, torch.Tensor or torch.nn.functional; change "
+            "your own function with regrad.torch.custom_grad." + meant_by(key)
         )
     return optypes.make_family(key)
 
 
-def is_seen(function: Callable[..., Any]) -> bool:
-    """Return whether torch asks a mode before it runs this function."""
+def dispatches_to_modes(function: Callable[..., Any]) -> bool:
+    """Return whether torch calls a mode before it runs this function."""
     if function in torch.overrides.get_testing_overrides():
         return True
     if (asked := asks(function)) is not None:
@@ -530,7 +536,7 @@ def _override(
         if held.at_site is not None and scope is not None:
             held = at_its_site(held, scope, key, [*tensors((args, options))])
         family = in_order_of(function, held.family) if held.has_bias else spelling.family
-        # with the modes off: what our autograd.Function runs inside is not the user's code
+        # with the modes off, since the ops inside regrad's autograd.Function are not the user's
         with DisableTorchFunction():
             if not is_grad_enabled() and is_built_in(key, ruleset.keep):
                 return function(*args, **options)
@@ -542,7 +548,7 @@ def _override(
             shape = tuple(xs[0].shape) if xs else ()
             if scope is not None:
                 hit = bind_call(scope, held.key, key, shape)
-            else:  # what torch.compile made in a scope runs its backward pass after it
+            else:  # torch.compile runs the backward pass of the program after the scope
                 place = AROUND.get().place
                 hit = None if place is None else place.hits.get(key)
             rule = held.for_call(filled)
@@ -557,7 +563,7 @@ def _override(
             target = (args[0] if args else xs[0]) if changes else None
             at = [x is target for x in xs].index(True) if changes else -1
             if changes and (at in call.kept or rule.asks_builtin or rule.replaces or call.once):
-                xs[at] = xs[at].clone()  # it is wanted as it was
+                xs[at] = xs[at].clone()  # the rule needs the value from before the write
             y = call(*xs)
             if not (family.parameters or held.is_derivative):
                 refuse_indices(function, xs, y)
@@ -567,26 +573,8 @@ def _override(
     return overridden
 
 
-def learned_here(rule: ForeignRule, like: torch.Tensor) -> list[Any]:
-    """Return the parameters that a rule learns; in a program of torch.compile, those of the node.
-
-    A rule that closes over parameters is refused there.
-    """
-    around = AROUND.get()
-    if around.place is None:
-        return [*rule.learned]
-    if holds_parameters(rule) or any(id(x) not in around.learned for x in rule.learned):
-        around.place.error = PassedOverError(
-            f"the rule {rule.name!r} uses parameters that the program of torch.compile does not "
-            "take as inputs, and would take for constants. Let the rule learn them, "
-            "rg.rules.learns(rule, scale=scale), or call the model without torch.compile."
-        )
-        return [like.new_zeros(x.shape, dtype=x.dtype) for x in rule.learned]
-    return [around.learned[id(x)] for x in rule.learned]
-
-
 def has_tensors(args: Sequence[Any], options: Mapping[str, Any]) -> bool:
-    """Return whether a call is of tensors (and not of what torch.fx traces with)."""
+    """Return whether a call has tensors among its arguments (and not proxies of torch.fx)."""
     if args and isinstance(args[0], torch.Tensor):
         return True
     return any(True for _ in tensors((args, options)))

@@ -1,8 +1,9 @@
-"""Rules that read what may change, in compiled code: they run in Python, at run time.
+"""Rules that read mutable state, in compiled code: they run in Python, at run time.
 
-torch.compile traces a rule once and builds in what it read. That is right for a rule that only
-computes. One that reads a number, a Tensor or an attribute which may be another at the next call is
-called from the compiled program instead, by one opaque op, as it would be without compiling.
+torch.compile traces a rule once, and the values that the rule read become constants. That is
+correct for a rule that only computes. A rule may also read a number, a Tensor or an attribute that
+can change between calls. The compiled program calls such a rule in Python through one opaque op, as
+it would run without compiling.
 """
 
 from __future__ import annotations
@@ -17,9 +18,11 @@ import torch
 from regrad.core.containers import replaced
 from regrad.core.foreign import ForeignRule
 from regrad.core.replacing import Forward
+from regrad.errors import PassedOverError
 from regrad.torch.bridge import apply, is_differentiable, pulled
 from regrad.torch.host import enable_recording
 from regrad.torch.host.running import Silent
+from regrad.torch.open_scopes import AROUND
 from regrad.transforms.closures import PLAIN, Closure, reached, reads_state
 
 _NUMBERS = itertools.count()
@@ -27,21 +30,21 @@ _PULLS: dict[int, Any] = {}
 
 
 class Pulls(NamedTuple):
-    """The call of a rule at a place in a compiled program."""
+    """The call of a rule at one point of a compiled program."""
 
-    pull: Callable[..., Any]  # of what was saved, the gradients that arrived, and the shapes
-    dtypes: Sequence[torch.dtype]  # those of the gradients wanted
-    wanted: Sequence[int]  # whose they are
-    ranks: Sequence[int]  # how many sizes each input and output has
-    kept: int  # how many tensors were saved
+    pull: Callable[..., Any]  # a function of saved tensors, incoming gradients and shapes
+    dtypes: Sequence[torch.dtype]  # the dtypes of the wanted gradients
+    wanted: Sequence[int]  # the indices of their inputs
+    ranks: Sequence[int]  # the number of axes of each input and output
+    kept: int  # the number of saved tensors
 
     def shapes(self, sizes: Sequence[Any]) -> list[tuple[Any, ...]]:
-        """The shapes, of all sizes in a row."""
+        """Return the shapes, from the flat sequence of all sizes."""
         every = iter(sizes)
         return [tuple(itertools.islice(every, rank)) for rank in self.ranks]
 
     def zeros(self, given: Sequence[torch.Tensor], sizes: Sequence[Any]) -> list[torch.Tensor]:
-        """Return the zeros that stand for the gradients wanted, where there are none."""
+        """Return zeros that replace wanted gradients of None."""
         shapes = self.shapes(sizes)
         return [
             torch.zeros(shapes[n], dtype=dtype, device=given[-1].device)
@@ -58,7 +61,7 @@ class Pulls(NamedTuple):
 
 
 def _in_own_memory(dx: torch.Tensor, taken: set[int]) -> torch.Tensor:
-    """A gradient in memory of its own, as an op must give it."""
+    """Return a gradient in separate memory, which a custom op has to return."""
     if dx.untyped_storage().data_ptr() in taken:
         dx = dx.clone()
     taken.add(dx.untyped_storage().data_ptr())
@@ -66,10 +69,10 @@ def _in_own_memory(dx: torch.Tensor, taken: set[int]) -> torch.Tensor:
 
 
 class PullsBackward(NamedTuple):
-    """The gradient of what is called at a place in a compiled program, called there in its turn."""
+    """The gradient of a call at one point of a compiled program, called there as well."""
 
     first: Any
-    given: int  # how many tensors the first is given
+    given: int  # the number of arguments of `first`
 
     def zeros(self, given: Sequence[torch.Tensor], sizes: Sequence[Any]) -> list[torch.Tensor]:
         return [torch.zeros_like(x) for x in given[: self.given]]
@@ -88,7 +91,7 @@ class PullsBackward(NamedTuple):
 def pull_at_run_time(
     pulls: Any, given: Sequence[torch.Tensor], sizes: Sequence[Any]
 ) -> Sequence[Any]:
-    """Return the results of `pulls`, by an op that a compiled program keeps as it is."""
+    """Return the results of `pulls`, by an op that a compiled program leaves opaque."""
     number = next(_NUMBERS)
     _PULLS[number] = pulls
     return apply(AtRunTime, number, sizes, *given)
@@ -132,7 +135,7 @@ def may_hold(rule: ForeignRule) -> bool:
 
 
 def holds_parameters(rule: ForeignRule) -> bool:
-    """Return whether functions that a rule differentiates reach what requires grad."""
+    """Return whether functions that a rule differentiates reach tensors that require grad."""
     used = rule.forward is not None or rule.is_surrogate
     values = reached(Closure(*_functions(rule)), PLAIN) if used else ()
     held = [x for v in values for x in (v.parameters() if isinstance(v, torch.nn.Module) else [v])]
@@ -144,5 +147,23 @@ def _functions(rule: ForeignRule | Forward) -> list[Any]:
 
 
 def may_change(rule: ForeignRule | Forward) -> bool:
-    """Return whether a rule reads anything that may be another at its next call."""
+    """Return whether a rule reads state that can change before its next call."""
     return reads_state(*_functions(rule))
+
+
+def learned_here(rule: ForeignRule, like: torch.Tensor) -> list[Any]:
+    """Return the parameters that a rule learns; in a program of torch.compile, the node's inputs.
+
+    In such a program, a rule that closes over parameters raises.
+    """
+    around = AROUND.get()
+    if around.place is None:
+        return [*rule.learned]
+    if holds_parameters(rule) or any(id(x) not in around.learned for x in rule.learned):
+        around.place.error = PassedOverError(
+            f"the rule {rule.name!r} uses parameters that the program of torch.compile does not "
+            "have as inputs, and would treat as constants. Let the rule learn them, "
+            "rg.rules.learns(rule, scale=scale), or call the model without torch.compile."
+        )
+        return [like.new_zeros(x.shape, dtype=x.dtype) for x in rule.learned]
+    return [around.learned[id(x)] for x in rule.learned]

@@ -1,4 +1,4 @@
-"""Subclasses of Tensor, which may say themselves what torch's functions do with them."""
+"""Subclasses of Tensor, which may define what torch's functions do with them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
 def as_given(y: Any, xs: Sequence[Any]) -> Any:
-    """A result in the subclass of Tensor that the arguments have, as torch has it."""
+    """Return a result in the arguments' subclass of Tensor, as torch does."""
     if type(y) is not torch.Tensor:
         return y
     for x in xs:
@@ -20,22 +20,22 @@ def as_given(y: Any, xs: Sequence[Any]) -> Any:
             break
     else:
         return y
-    # (one with a protocol of its own has asked for y, and makes of it what it likes)
+    # (a subclass with its own protocol has called for y, and converts y itself)
     return y.as_subclass(kind) if _protocol(kind) is _TENSORS_OWN else y
 
 
 def has_own_protocol(kind: type) -> bool:
-    """Return whether a subclass of Tensor says itself what torch's functions do with it."""
+    """Return whether a subclass of Tensor defines what torch's functions do with it."""
     return _protocol(kind) not in (None, _TENSORS_OWN)
 
 
 def is_dispatched(kind: type) -> bool:
-    """Return whether a subclass of Tensor stands for others (DTensor), op by op."""
+    """Return whether a subclass of Tensor represents other tensors (DTensor), op by op."""
     return any("__torch_dispatch__" in vars(k) for k in kind.__mro__[:-3])
 
 
 def _protocol(kind: type) -> Any:
-    """The function behind a class's `__torch_function__`; None where that is switched off."""
+    """Return the function behind a class's `__torch_function__`; None if that is disabled."""
     return getattr(kind.__torch_function__, "__func__", None)
 
 

@@ -3,11 +3,11 @@
     z = (v > a).float()                    # also .to(dtype), .type_as(v), …
     z = torch.where(v > a, 1.0, 0.0)
 
-The idea: the comparison returns booleans, which have no gradient, so neither function alone is an
-op that a rule could belong to. Under a rule for "Threshold", regrad notes the difference `v - a` of
-the booleans, with its record in autograd. A cast of these booleans returns torch's value, and has
-the gradient of `optypes.step` at the difference. The rule belongs to `step`, so it fires there as
-it does for any op. The gradient reaches `v` and a learned `a` through the difference.
+The comparison returns booleans, which have no gradient. So neither function alone is an op that a
+rule could belong to. Under a rule for "Threshold", regrad stores the difference `v - a` for the
+booleans, with its record in autograd. A cast of these booleans returns torch's value, and has the
+gradient of `optypes.step` at the difference. The rule belongs to `step`, so it fires there as for
+any op. The gradient reaches `v` and a learned `a` through the difference.
 
 Any other function of the booleans (`&`, an index, a view) returns a tensor without a difference. A
 comparison counts as untouched, with its line, until a cast of its booleans runs.
@@ -34,9 +34,9 @@ from regrad.torch.parts import Lookup
 from regrad.torch.places import path_here
 
 KEY = THRESHOLD.type
-NOT_CAST = f" ({KEY}, not cast)"  # how reports show a comparison whose booleans end
-# The functions that compare: the sign of `input - other` where they are true, and whether they are
-# true where the two are equal.
+NOT_CAST = f" ({KEY}, not cast)"  # the mark in reports of a comparison without a cast
+# The functions that compare: the sign of `input - other` where the result is true, and the value of
+# the step where the two inputs are equal.
 COMPARISONS: dict[str, tuple[Callable[..., Any], int, float]] = {
     "gt greater __gt__": (torch.gt, 1, 0.0), "ge greater_equal __ge__": (torch.ge, 1, 1.0),
     "lt less __lt__": (torch.lt, -1, 0.0), "le less_equal __le__": (torch.le, -1, 1.0),
@@ -44,17 +44,17 @@ COMPARISONS: dict[str, tuple[Callable[..., Any], int, float]] = {
 IN_PLACE = "gt_ ge_ lt_ le_ greater_ greater_equal_ less_ less_equal_"
 CASTS = "to type type_as float double half bfloat16 int long short char byte _to_copy"
 
-# The `Compared` of booleans, and of integers that booleans were converted to.
+# The `Compared` of booleans, and of integers that a program converted from booleans.
 _COMPARED: Any = WeakTensorKeyDictionary()
 
 
 class Compared:
-    """A comparison whose result is at hand.
+    """A comparison whose result the program still holds.
 
     Args:
-        x: the difference, above 0 where the comparison is true.
-        at_zero: the value of the step where the difference is 0.
-        unused: the counts and the key under which reports list the comparison, until a cast runs.
+        x: The difference, above 0 where the comparison is true.
+        at_zero: The value of the step where the difference is 0.
+        unused: The counts and the key under which reports list the comparison, until a cast runs.
     """
 
     low: float = 0  # the value of the result where the comparison is false
@@ -83,7 +83,7 @@ class Compared:
 
 @cache
 def rows() -> Mapping[Any, list[Fused]]:
-    """Return how comparisons and casts are decomposed under a rule for "Threshold"."""
+    """Return the decompositions of comparisons and casts under a rule for "Threshold"."""
     found: list[tuple[Any, Fused]] = []
     for names, kind in COMPARISONS.items():
         found += row(names, KEY, _compare, *kind, compares=True)
@@ -97,7 +97,7 @@ def rows() -> Mapping[Any, list[Fused]]:
 def _compare(
     function: Callable[..., Any], sign: int, at_zero: float, op: Lookup, input: Any, other: Any
 ) -> torch.Tensor:
-    """Compare, and note the difference of floats."""
+    """Run a comparison, and store the difference if it compares floats."""
     y = function(input, other)
     dtype = torch.result_type(input, other)
     if dtype.is_floating_point:
@@ -107,7 +107,7 @@ def _compare(
 
 
 def _list(function: Callable[..., Any]) -> list[Any]:
-    """List a comparison as untouched, and return where it is listed."""
+    """List a comparison as untouched, and return the counts and the key of the entry."""
     place = AROUND.get().place
     spot = SCOPES.get() if place is None else place.spot
     scope = next((s for s in reversed(spot) if KEY in s._ruleset.rules), None)
@@ -116,7 +116,7 @@ def _list(function: Callable[..., Any]) -> list[Any]:
     where, path = "", "" if scope._modules is None else path_here(scope, spot)
     if place is None:
         where, counts = find_caller(LIBRARIES), scope._root._untouched.counts
-    else:  # (the program may be thrown away)
+    else:  # (Dynamo may discard the program)
         where, note = place.where, Untouched()
         place.notes.append((scope, note))
         counts = note.counts
@@ -139,9 +139,9 @@ def _select(op: Lookup, condition: torch.Tensor, input: float, other: float) -> 
 
 
 def _result(found: Compared, op: Lookup, y: torch.Tensor) -> torch.Tensor:
-    """Return the step if a result is of floats; else the result, of which the difference is noted.
+    """Return the step for a float result; otherwise store the difference for the result.
 
-    (The result is torch's own, and the caller gives its value to the step.)
+    (The result is torch's own, and the caller attaches its value to the step.)
     """
     if y.is_floating_point():
         return found.step(op, y.dtype)
@@ -150,7 +150,7 @@ def _result(found: Compared, op: Lookup, y: torch.Tensor) -> torch.Tensor:
     return y
 
 
-# -- which calls (torch.compile traces these functions) --------------------------------------------
+# -- conditions on calls (torch.compile traces these functions) ------------------------------------
 
 
 def _is_discrete(input: torch.Tensor, *args: Any, **options: Any) -> bool:
@@ -164,7 +164,7 @@ def _is_of_floats(input: torch.Tensor, *args: Any, **options: Any) -> bool:
 def _is_of_numbers(
     condition: Any = None, input: Any = None, other: Any = None, **options: Any
 ) -> bool:
-    """Return whether a selection is of two numbers, whose difference is finite and not 0."""
+    """Return whether `where` selects between two numbers with a finite difference that is not 0."""
     if type(input) not in (int, float) or type(other) not in (int, float):
         return False
     return 0 < abs(input - other) < inf

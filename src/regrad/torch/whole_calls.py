@@ -1,15 +1,16 @@
-"""Calls of whole modules as one op: keys `rg.at(where)`, which name no op.
+"""Calls of whole modules, each treated as a single op: keys `rg.at(where)` without an op.
 
-The idea: such a call is one of a function of its tensors and of the module's parameters, which go
-through an `autograd.Function` of ours like those of any callable that is a key (`calls`). So the
-parameters get the gradients that the rule returns for them by name, or those of the `builtin` that
-it calls.
+regrad treats such a call as a function of the module's tensors and parameters. They pass through an
+`autograd.Function` of regrad, as for any callable that is a key (`calls`). So the parameters get
+the gradients that the rule returns for them by name, or the gradients of the `builtin` that the
+rule calls.
 
 Invariants:
 
-* A rule answers for every parameter that requires a gradient, or calls `builtin` once.
-* What the call computes lies inside of the one op: a rule that would fire there raises, unless
-  `keep` has the key. A tensor that it reaches otherwise, and that requires a gradient, raises.
+* A rule returns a gradient for every parameter that requires one, or calls `builtin` once.
+* The computation inside the call belongs to the one op. A rule that would fire inside raises,
+  unless `keep` has the key. A tensor that requires a gradient and reaches the call by another path
+  raises too.
 """
 
 from __future__ import annotations
@@ -66,21 +67,21 @@ class WholeRule:
         self.by_form: dict[Any, ForeignRule] = {}
 
     def check(self, module: Any, path: str) -> None:
-        """Raise unless the rule answers for the parameters of a module."""
+        """Raise unless the rule returns a gradient for each parameter of a module."""
         asked = {*self.asks}
         if "builtin" in asked or takes_all(self.value):
             return
         for name, parameter in module.named_parameters():
             if parameter.requires_grad and as_name(name) not in asked:
                 raise RuleError(
-                    f"{self.key!r}: the rule {self.name!r} says nothing of the parameter {name!r} "
-                    f"of {path or type(module).__name__!r}, which requires a gradient. Pass the "
-                    "gradient on by builtin, as in lambda dy, builtin: builtin(2 * dy), or name "
-                    f"it, as {as_name(name)!r}, and return its gradient: (dx, {{{name!r}: dw}})."
+                    f"{self.key!r}: the rule {self.name!r} returns no gradient for the parameter "
+                    f"{name!r} of {path or type(module).__name__!r}, which requires one. Call "
+                    "builtin, as in lambda dy, builtin: builtin(2 * dy), or name the parameter, as "
+                    f"{as_name(name)!r}, and return its gradient: (dx, {{{name!r}: dw}})."
                 )
 
     def rule_for(self, call: ModuleArguments, site: Any) -> ForeignRule:
-        """Return the rule for calls with such inputs."""
+        """Return the rule for calls with these inputs."""
         value = partial(self.value, site=site) if self.asks_site else self.value
         inputs = names_for(self.asks, call.inputs, [x.requires_grad for x in call.tensors])
         names = [as_name(name) for name in call.names]
@@ -95,11 +96,11 @@ class WholeRule:
 
 
 class ModuleArguments:
-    """The arguments of a call of a module: the tensors, what holds them, and the parameters.
+    """The arguments of a call of a module: the tensors, their containers, and the parameters.
 
     Args:
-        module: the one that is called; `inner` is it, or what a wrapper has inside.
-        put: what its hooks have put on it for this call, by name (`weight_norm` a weight).
+        module: The called module. `inner` is the same module, or the module inside a wrapper.
+        put: Attributes that the module's hooks have set for this call (`weight_norm`: a weight).
     """
 
     def __init__(
@@ -117,8 +118,8 @@ class ModuleArguments:
         if other := [type(p) for p in held.values() if is_dispatched(type(p))]:
             raise PassedOverError(
                 f"the call of {self.type} has a rule as a whole, and parameters of the class "
-                f"{other[0].__name__}, which change inside of the call (FSDP2, say). Name a module "
-                "around which nothing is sharded, or an op: rg.at(where, 'MatMul')."
+                f"{other[0].__name__}, which change inside the call (for example FSDP2). Name a "
+                "module whose parameters are not sharded, or an op: rg.at(where, 'MatMul')."
             )
         self.names: list[str] = [*held]
         self.full_names: list[str] = full_names
@@ -128,15 +129,15 @@ class ModuleArguments:
         self.inputs: list[str] = [n for n, x in given if isinstance(x, torch.Tensor)]
         plain = [(n, value) for n, value in given if next(tensors((value,)), None) is None]
         self.attrs: dict[str, Any] = {free(n): value for n, value in plain}
-        # (autograd alone keeps tensors that were given: a checkpoint drops them)
+        # (only autograd may hold the tensor arguments, so that a checkpoint can free them)
         self.given: Leaves = Leaves(tuple([value for _, value in given]), torch.Tensor)
         self.tensors: list[torch.Tensor] = self.given.arrays
         self.parameters: list[torch.Tensor] = [*held.values()]
         ids = [*map(id, (*self.tensors, *self.parameters))]
-        self.first: list[int] = [*map(ids.index, ids)]  # (the module may ask whether q is k)
+        self.first: list[int] = [*map(ids.index, ids)]  # (the module may test whether q is k)
 
     def value(self, within: InsideWholeCall, xs: Sequence[torch.Tensor]) -> Any:
-        """Call the module with these tensors and parameters, and leave its own parameters alone."""
+        """Call the module with these tensors and parameters; leave its own parameters unchanged."""
         count, xs = len(self.given.places), [xs[i] for i in self.first]
         made = self.given.close(xs[:count])
         options = dict(zip(self.keywords, made[self.count :], strict=True))
@@ -147,14 +148,14 @@ class ModuleArguments:
         return self._opened(y)
 
     def _opened(self, y: Any) -> Any:
-        """Return the tensors of a result: one, or a tuple."""
+        """Return the tensors of a result: a single tensor, or a tuple."""
         self.result: Leaves = Leaves(y, torch.Tensor)
         found = self.result
         if hidden := [leaf for leaf in found.rest if containers.is_closed((leaf,), 1)]:
             raise PassedOverError(
                 f"the call of {self.type} has a rule as a whole, and returned {kind(hidden[0])}, "
-                "in which tensors would be out of the rule's sight. Return them in a list, tuple, "
-                "dict or named tuple, or register the class by optree.register_pytree_node."
+                "so the rule would miss tensors inside. Return the tensors in a list, tuple, dict "
+                "or named tuple, or register the class by optree.register_pytree_node."
             )
         if not (ys := found.arrays):
             raise PassedOverError(
@@ -169,17 +170,17 @@ class ModuleArguments:
 
 
 class ModuleCall(RuleCall):
-    """A call of a module under a rule for the whole."""
+    """A call of a module under a rule for the whole call."""
 
     def __init__(self, rule: ForeignRule, call: ModuleArguments, within: InsideWholeCall, hit: Any):
         n, more, given = len(call.tensors), len(call.names), [*call.tensors, *call.parameters]
         layout = whole_layout(rule.op, n, n + more)
         super().__init__(rule, given, layout, call.attrs, lambda *xs: call.value(within, xs), hit)
-        self.leaves: int = n + more  # without what the rule learns
-        self.is_simple: bool = False  # (what the parameters are, the rule does not see)
+        self.leaves: int = n + more  # without the parameters that the rule learns
+        self.is_simple: bool = False  # (the rule does not receive all parameters)
         self.call: ModuleArguments = call
         self.within: InsideWholeCall = within
-        self.own: set[int] = {*range(n, n + more)}  # the leaves of which the rule does not speak
+        self.own: set[int] = {*range(n, n + more)}  # the leaves that the rule does not name
         self.own -= {n + j for j, name in enumerate(call.names) if as_name(name) in rule.asks}
 
     def __call__(self, *xs: torch.Tensor) -> Any:
@@ -188,7 +189,7 @@ class ModuleCall(RuleCall):
         before, versions = [[version_of(x) for x in held] for held in (xs, buffers)]
         if is_transformed():
             record, self.forward = None, self._watched
-        else:  # (a checkpoint runs it again: what autograd saves is for the look at its record)
+        else:  # (a checkpoint runs the call again; this record is only for inspection)
             with saved_tensors_hooks(_same, _same) if elsewhere else nullcontext():
                 record = TorchGradient(self.forward, xs)
             _refuse_others(record, start, self.call.type)
@@ -203,20 +204,20 @@ class ModuleCall(RuleCall):
         runs_again = self.rule.asks_builtin and self.record is None
         if runs_again and [version_of(b) for b in buffers] != versions:
             raise PassedOverError(
-                f"the call of {self.call.type} has a rule as a whole, and writes into its buffers, "
-                "which it would do again in the backward pass: builtin runs it again in a "
-                "checkpoint, and under torch.func. Use eval(), or do without them."
+                f"the call of {self.call.type} has a rule as a whole, and writes into its buffers. "
+                "It would write again in the backward pass, because builtin runs the call again in "
+                "a checkpoint and under torch.func. Use eval(), or do without them."
             )
         if [version_of(x) for x in xs] != before:
             raise PassedOverError(
-                f"the call of {self.call.type} has a rule as a whole, and wrote into a tensor that "
-                "it was given, or into a parameter, which no rule answers for. Have it work out of "
-                "place (inplace=False)."
+                f"the call of {self.call.type} has a rule as a whole, and wrote into an argument "
+                "or a parameter. No rule covers that. Make the module work out of place "
+                "(inplace=False)."
             )
         return y
 
     def _watched(self, *xs: torch.Tensor) -> Any:
-        """The value, where no mode can be asked about what is inside."""
+        """Return the value, and check the ops inside where torch calls no mode."""
         with DisableTorchFunction(), Below() as below:
             y = self.call.value(self.within, xs[: self.leaves])
         types = below.types & {t for scope in SCOPES.get() for t in scope._ruleset.rules}
@@ -229,7 +230,7 @@ class ModuleCall(RuleCall):
         return super().foreign_call(every, outputs)
 
     def values_at(self, leaves: Sequence[Any]) -> Sequence[Any]:
-        """Return the results of the module's own function of other inputs."""
+        """Return the results of the module's own function at other inputs."""
         return super().values_at([*leaves, *self.call.parameters])
 
     def _fitted(self, dx: Any, n: int, dy: Any) -> Any:
@@ -241,12 +242,12 @@ def _same(x: Any) -> Any:
 
 
 def _refuse_others(record: TorchGradient, start: int, name: str) -> None:
-    """Refuse tensors that require a gradient and reached a call otherwise than by its arguments."""
+    """Raise for tensors that require a gradient and that are not arguments of the call."""
     if find_closed_over(record.xs, record.ys, start) is not None:
         raise PassedOverError(
             f"the call of {name} has a rule as a whole, and used a tensor that requires a "
-            "gradient, and is neither an argument nor a parameter of the module: its gradient "
-            "would be lost. Pass it as an argument, or detach it."
+            "gradient but is neither an argument nor a parameter of the module. Its gradient would "
+            "be lost. Pass the tensor as an argument, or detach it."
         )
 
 
@@ -255,9 +256,9 @@ def call_whole(
     run: Callable[..., Any], module: Any, args: Sequence[Any], options: Mapping[str, Any],
     put: Mapping[str, Any] = MappingProxyType({}),
 ) -> Any:  # fmt: skip
-    """Call a module that keys name as a whole, by scope, the innermost first.
+    """Call a module that keys name as a whole; `whole` is by scope, the innermost first.
 
-    `put` is what its hooks have put on it, if they ran before.
+    `put` has the attributes that the module's hooks have set, if hooks ran before.
     """
     if AROUND.get().own:
         return run(module, *args, **options)

@@ -88,7 +88,16 @@ def save(
 
 
 class Stored(NamedTuple):
-    """Shape and dtype of an array in a file."""
+    """Shape and dtype of an array in a file.
+
+    >>> import tempfile
+    >>> import regrad as rg
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     rg.train.save(f"{folder}/a.safetensors", {"w": rg.Variable(rg.zeros((2, 3)))})
+    ...     stored = rg.train.list_variables(f"{folder}/a.safetensors")["w"]
+    >>> stored.shape
+    (2, 3)
+    """
 
     shape: tuple[int, ...]
     dtype: str

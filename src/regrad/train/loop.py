@@ -18,7 +18,13 @@ SECONDS = 1.0  # the interval between two reads of the loss for the progress bar
 
 @dataclass
 class History:
-    """The figures of `fit`: for each epoch `{"loss": …}`, and `"evaluation"` if requested."""
+    """The figures of `fit`: for each epoch `{"loss": …}`, and `"evaluation"` if requested.
+
+    >>> import regrad as rg
+    >>> history = rg.train.fit(lambda batch: batch, [1.0, 3.0], epochs=2, progress=False)
+    >>> history["loss"], history.stopped_early
+    ([2.0, 2.0], False)
+    """
 
     epochs: list[dict[str, float]] = field(default_factory=list)
     stopped_early: bool = False

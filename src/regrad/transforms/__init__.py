@@ -1,5 +1,5 @@
-"""Functions made of functions: jit, vmap, checkpoint, loops and branches, derivatives.
+"""Function transforms: jit, vmap, checkpoint, loops and branches, derivatives.
 
-A body runs in a region and becomes one record outside, and its Python runs once. No op is defined
-here.
+The body of a transform runs in a region and becomes one record outside of it, and its Python runs
+once. This package defines no ops.
 """

@@ -1,6 +1,6 @@
 """The arguments and results of functions that are compiled, batched or run again.
 
-Tensors are taken out of their containers, and put back into them.
+This module takes Tensors out of their containers and puts them back.
 """
 
 from __future__ import annotations
@@ -22,27 +22,27 @@ from regrad.errors import ArgumentError, DTypeError, kind
 
 
 class ResultStructure:
-    """The structure around the results of a trace, and those that are not Tensors."""
+    """The structure of the results of a trace, and the results that are not Tensors."""
 
     def __init__(
         self, leaves: list[Any], rebuild: containers.Rebuild, structure: Any = None
     ) -> None:
-        self.leaves = leaves  # plain values; places of Tensors are TENSOR, of arrays ARRAY
+        self.leaves = leaves  # plain values, or TENSOR for a Tensor and ARRAY for an array
         self.rebuild = rebuild
-        self.structure = structure  # which can be compared, with the order of keys in dicts
-        self.full: bool = all(leaf is TENSOR for leaf in leaves)  # of Tensors only
+        self.structure = structure  # hashable; it includes the order of keys in dicts
+        self.full: bool = all(leaf is TENSOR for leaf in leaves)  # every leaf is a Tensor
 
     def is_like(self, other: ResultStructure, *, ordered: bool = True) -> bool:
-        """Return whether two notes put the same structure around as many Tensors.
+        """Return whether two structures put the same containers around equally many Tensors.
 
-        If it is not `ordered`, dicts may differ in the order of their keys.
+        Unless `ordered`, dicts may differ in the order of their keys.
         """
         parts = None if ordered else 1
         mine, others = (note.structure and note.structure[:parts] for note in (self, other))
         return self.leaves == other.leaves and mine == others
 
     def closes_like(self, other: ResultStructure) -> bool:
-        """Return whether either note does for the other: the same containers, of Tensors only."""
+        """Return whether either structure can replace the other: same containers, Tensors only."""
         return self.full and other.full and self.is_like(other)
 
     def __repr__(self) -> str:
@@ -59,7 +59,7 @@ class ResultStructure:
 
 
 class _Traced(NamedTuple):
-    """The place of a Python number that is traced."""
+    """Marks the place of a traced Python number."""
 
     type: type
 
@@ -75,8 +75,9 @@ def _placed(leaf: object, given: Iterator[Tensor]) -> Any:
 
 
 TENSOR, ARRAY = object(), object()
-NUMBER = {type(example): example for example in (0, 0.0, 0j)}  # how a traced number is noted
-LARGE, ALIGNMENT = 65_536, 64  # bytes of an array whose copy is aligned, and to how many
+# the example value of a traced number, by type
+NUMBER = {type(example): example for example in (0, 0.0, 0j)}
+LARGE, ALIGNMENT = 65_536, 64  # size in bytes from which copies are aligned, and the alignment
 NOTHING_INSIDE: set[type[Any]] = {object, _Traced, type(None), bool, int, float, complex, str}
 ONE = ResultStructure([TENSOR], containers.only)
 
@@ -85,14 +86,14 @@ Numbers: TypeAlias = Literal["as they are", "weak", "Tensors"]
 
 
 def noted(y: Any, *, numbers: Numbers = "as they are") -> tuple[Sequence[Tensor], ResultStructure]:
-    """The Tensors in what a body returned, and the note that puts the rest around them.
+    """Return the Tensors in the result of a body, and the structure that holds the other leaves.
 
-    With weak `numbers`, traced Python numbers stay numbers.
+    With `numbers="weak"`, traced Python numbers stay numbers.
     """
     if type(y) is Tensor:
         return [y], ONE
     leaves, rebuild, structure = containers.opened_in_order(y)
-    if leaves and leaves[0] is y:  # no container
+    if leaves and leaves[0] is y:  # y is not a container
         structure = ONE.structure
     tensors: list[Tensor] = []
     plain: list[Any] = []
@@ -117,7 +118,7 @@ def noted(y: Any, *, numbers: Numbers = "as they are") -> tuple[Sequence[Tensor]
 def returned(
     y: Any, *, numbers: Numbers = "as they are"
 ) -> tuple[Sequence[Tensor], ResultStructure]:
-    """As `noted`, of what a function of the user's returned: nothing may hide a Tensor."""
+    """Like `noted`, for the result of a user's function: raise if a leaf hides a Tensor."""
     ys, note = noted(y, numbers=numbers)
     for leaf in note.leaves:
         if type(leaf) not in NOTHING_INSIDE:
@@ -128,9 +129,10 @@ def returned(
 def returned_each(
     y: Any, before: ResultStructure | None
 ) -> tuple[Sequence[Tensor], ResultStructure]:
-    """As `returned`, by one of several runs whose results are stacked: a number is a Tensor.
+    """Like `returned`, for one of several runs whose results are stacked: numbers become Tensors.
 
-    `before` is the structure of another run's results. Raises ArgumentError if this one differs.
+    `before` is the structure of another run's result. Raises ArgumentError if this result's
+    structure differs.
     """
     ys, note = returned(y, numbers="Tensors")
     if before is not None and not before.is_like(note, ordered=False):
@@ -142,7 +144,7 @@ def returned_each(
 
 
 class OpenedArguments:
-    """The arguments of one call, opened: the Tensors among them, and the key of all the rest."""
+    """The flattened arguments of one call: the Tensors, and a key of everything else."""
 
     def __init__(
         self,
@@ -157,8 +159,8 @@ class OpenedArguments:
         leaves, self.rebuild, self.structure = containers.opened_in_order(self.arguments)
         self.tensors: list[Tensor] = []
         self.leaves: list[Any] = []
-        self.plain: list[int] = []  # the places of leaves that are not Tensors
-        self.declared: set[int] = set()  # those that the caller has called static
+        self.plain: list[int] = []  # the places of the leaves that are not Tensors
+        self.declared: set[int] = set()  # the places of the leaves that the caller declared static
         for leaf in leaves:
             if type(leaf) in dispatch.NUMBERS and numbers != "as they are":
                 weak = numbers == "weak"
@@ -172,7 +174,7 @@ class OpenedArguments:
                 self._static(leaf)
 
     def _static(self, leaf: object) -> None:
-        """Note a leaf that is not a Tensor."""
+        """Record a leaf that is not a Tensor."""
         self.plain.append(len(self.leaves))
         if type(leaf) is Static:
             self.declared.add(len(self.leaves))
@@ -181,17 +183,17 @@ class OpenedArguments:
 
     @property
     def key(self) -> Any:
-        """Return the parts of the arguments that a compiled program has built in.
+        """Return the parts of the arguments that are built into a compiled program.
 
-        Nothing is missing: a body is given containers (the structure, with the order of keys in
-        dicts), static values (exact, by type), and Tensors, whose shapes and dtypes are in the key
-        of JAX's own cache.
+        The key is complete. A body receives containers (the key has their structure and the order
+        of keys in dicts), static values (the key has their types and exact values), and Tensors
+        (JAX's own cache has their shapes and dtypes in its key).
         """
         return self.structure, self._exact_leaves()
 
     @property
     def form(self) -> Any:
-        """Return `key` without the order of keys in dicts: a carry is matched by key."""
+        """Return `key` without the order of keys in dicts: carries are matched by key."""
         return self.structure[0], self._exact_leaves()
 
     def _exact_leaves(self) -> tuple[Any, ...]:
@@ -201,9 +203,9 @@ class OpenedArguments:
         return tuple(leaves)
 
     def open_to_change(self, parameters: Sequence[str]) -> list[Any]:
-        """The static arguments that reach more than themselves: functions, and objects.
+        """Return the static arguments that reach further values: functions and objects.
 
-        Raise ArgumentError for an argument that is neither a Tensor nor static.
+        Raises ArgumentError for an argument that is neither a Tensor nor static.
         """
         if not self.plain:
             return []
@@ -215,7 +217,7 @@ class OpenedArguments:
         return [value for value, _ in values if not _has_a_value(value)]
 
     def places(self) -> list[bool]:
-        """Return which leaves are Tensors."""
+        """Return for each leaf whether it is a Tensor."""
         return list(map(is_place, self.leaves))
 
     def names(self, parameters: Sequence[str]) -> list[str]:
@@ -230,23 +232,23 @@ class OpenedArguments:
         except TypeError:
             raise ArgumentError(
                 f"the argument {containers.paths(self.arguments, 'arguments')[i]} is "
-                f"{kind(value)}, which is static and not hashable, so no compiled program can be "
-                "found by it. Make it a tuple or a frozen dataclass, or let f reach it by a "
-                "closure."
+                f"{kind(value)}, which is static and not hashable, so it cannot be a part of the "
+                "key of a compiled program. Make it a tuple or a frozen dataclass, or let f "
+                "reach it through its closure."
             ) from None
         return exactly(value)
 
     def close(self, xs: Sequence[Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The arguments again, with these Tensors in their places."""
+        """Return the arguments with these Tensors in their places."""
         return self.closer()(xs)
 
     def closer(self) -> ResultStructure:
-        """`close` for those who outlive the call: it holds none of its Tensors."""
+        """Return `close` as an object that may outlive the call: it holds no Tensors."""
         return ResultStructure(self.leaves, self.rebuild)
 
 
 class Body:
-    """A function of containers as a flat function of Tensors; `note` says how its results close."""
+    """A function of containers as a flat function of Tensors; `note` is its result structure."""
 
     note: Any = None
 
@@ -255,7 +257,7 @@ class Body:
     ) -> None:
         self.function = function
         self.given = given
-        self.stacked = stacked  # whether it runs for each of several entries
+        self.stacked = stacked  # the body runs once for each of several examples
 
     def __call__(self, xs: Sequence[Tensor]) -> Sequence[Tensor]:
         args, kwargs = self.given.close(xs)
@@ -265,7 +267,7 @@ class Body:
 
 
 def can_go_in(array: Array) -> bool:
-    """Return whether JAX holds such arrays as numbers; others are read plainly, as keys are."""
+    """Return whether JAX holds this array as numbers; f reads other arrays unchanged."""
     library = BACKENDS[type(array)]
     if is_key(array):
         return False
@@ -277,7 +279,7 @@ def can_go_in(array: Array) -> bool:
 
 
 def argument(x: Tensor) -> Any:
-    """An argument as compiled programs take it: NumPy's memory goes in as a copy."""
+    """Return an argument as compiled programs take it: NumPy data is copied."""
     data = x._data
     return data if type(data) is not np.ndarray else admitted(private(data))
 
@@ -285,8 +287,8 @@ def argument(x: Tensor) -> Any:
 def private(array: np.ndarray) -> np.ndarray:
     """Return a copy for JAX, which reads NumPy's memory after the call has returned.
 
-    The owner may have filled the array again by then. JAX takes aligned memory as it is, and copies
-    other memory again, which costs time for a large array.
+    The owner may have overwritten the array by then. JAX uses aligned memory directly. It copies
+    other memory again, which is slow for a large array.
     """
     if array.nbytes < LARGE:
         return array.copy()
@@ -298,18 +300,18 @@ def private(array: np.ndarray) -> np.ndarray:
 
 
 def admitted(array: np.ndarray) -> Any:
-    """Return an array as compiled programs take it; JAX misreads one in another byte order."""
+    """Return an array as compiled programs take it; JAX misreads non-native byte orders."""
     usual = array.dtype.itemsize <= 4 and array.dtype.isnative
     return array if usual else to_jax(array)
 
 
 def is_key(leaf: Any) -> bool:
-    """Return whether a leaf is a key of JAX's for random numbers, which f gets as it is."""
+    """Return whether a leaf is a JAX random key, which f receives unchanged."""
     return is_array(leaf) and not isinstance(leaf, np.generic) and "key<" in str(leaf.dtype)
 
 
 def traceable(leaf: object) -> Tensor | None:
-    """A leaf among the arguments as a Tensor, or None."""
+    """Return a leaf of the arguments as a Tensor, or None if it cannot be one."""
     if isinstance(leaf, Tensor):
         return leaf
     if isinstance(leaf, list) or dispatch.is_tensor(leaf):
@@ -321,35 +323,35 @@ def traceable(leaf: object) -> Tensor | None:
 
 
 def _dtype_of(number: complex, *, wide: bool) -> np.dtype:
-    """The dtype that a Python number is traced with."""
+    """Return the dtype with which a Python number is traced."""
     names = {bool: ("bool", "bool"), int: ("int32", "int64"), float: ("float32", "float64")}
     return np.dtype(names.get(type(number), ("complex64", "complex128"))[wide])
 
 
 def _x64() -> bool:
-    """Return whether JAX has 64 bits; a weak number is best kept with all of them."""
+    """Return whether JAX has 64-bit types; a weak number should keep all of its bits."""
     import jax
 
     return jax.config.jax_enable_x64  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def is_place(leaf: object) -> bool:
-    """Return whether what is noted of a leaf says that a Tensor stands there."""
+    """Return whether a recorded leaf marks the place of a Tensor."""
     return leaf is TENSOR or leaf is ARRAY or type(leaf) is _Traced
 
 
 def place_of_number(number: complex) -> tuple[Any, np.dtype]:
-    """The place of a Python number that becomes a weak Tensor, and the dtype of that."""
+    """Return the place of a Python number that becomes a weak Tensor, and the Tensor's dtype."""
     place = _Traced(type(number)) if type(number) in NUMBER else TENSOR
     return place, _dtype_of(number, wide=_x64())
 
 
 REFUSED = (
-    "the argument {path} is {kind}: expected Tensors, arrays, numbers, containers of these, or "
-    "what is static by itself (None, a string, a dtype, a function). Pass its tensors, or register "
-    "its class as a container (jax.tree_util.register_dataclass, or optree.register_pytree_node "
-    "with namespace='regrad'); let f reach it by its closure, as a method's self is; or name the "
-    "argument in static_argnames, if it is hashable."
+    "the argument {path} is {kind}: expected Tensors, arrays, numbers, containers of these, or a "
+    "value that is always static (None, a string, a dtype, a function). Pass its tensors, or "
+    "register its class as a container (jax.tree_util.register_dataclass, or "
+    "optree.register_pytree_node with namespace='regrad'); let f reach it through its closure, "
+    "as a method reaches self; or name the argument in static_argnames, if it is hashable."
 )
 FUNCTIONS = (
     types.FunctionType, types.BuiltinFunctionType, types.MethodType, types.MethodWrapperType,
@@ -358,17 +360,17 @@ FUNCTIONS = (
 
 
 def is_static(value: object) -> bool:
-    """Return whether an argument is static by itself."""
+    """Return whether a value is static without being declared static."""
     return (
         value is None
         or value is Ellipsis
         or isinstance(value, (str, bytes, np.dtype, *FUNCTIONS))
-        or hasattr(value, "__wrapped__")  # a function that has been decorated
+        or hasattr(value, "__wrapped__")  # a decorated function
     )
 
 
 def _has_a_value(value: object) -> bool:
-    """Return whether a static argument is compared by the `==` of its class."""
+    """Return whether a static argument is compared by its class's `==`."""
     if isinstance(value, tuple | frozenset):
         return all(map(_has_a_value, value))
     if value is None or value is Ellipsis:
@@ -377,14 +379,14 @@ def _has_a_value(value: object) -> bool:
 
 
 class Static:
-    """An argument that is static although it could be traced."""
+    """Wraps an argument that is static although it could be traced."""
 
     def __init__(self, value: object) -> None:
         self.value = value
 
 
 def _called(path: str, parameters: Sequence[str]) -> str:
-    """`[0][1]['w']` as `params['w']`: the path of a leaf in (args, kwargs)."""
+    """Return the path of a leaf in (args, kwargs) by parameter: `[0][1]['w']` as `params['w']`."""
     which, _, rest = path[4:].partition("]")
     if path.startswith("[0]"):
         return (parameters[int(which)] if int(which) < len(parameters) else f"args[{which}]") + rest

@@ -1,7 +1,7 @@
-"""Runs of bodies in regions, and bodies as functions of all that they took from outside.
+"""Runs of bodies in regions, and bodies as functions of everything that they use.
 
-`BodyRun` is a run that becomes one record outside. Its gradient asks for the body as a function: a
-traced one is replayed, an eager checkpoint's Python runs again (see `replay`).
+`BodyRun` is a run that becomes one record outside. Its gradient needs the body as a function: a
+traced body is replayed, and the Python of an eager checkpoint runs again (see `replay`).
 """
 
 from __future__ import annotations
@@ -49,10 +49,10 @@ if TYPE_CHECKING:
 
 
 class BodyRun:
-    """One run of a body, with what it took from outside and what leads where.
+    """One run of a body: the values that it captured, and which inputs lead to which outputs.
 
-    `xs` are its arguments as Tensors outside. `run` may be called for several bodies of which
-    one will count (branches). `finish` puts the record on the tapes.
+    `xs` are its arguments as Tensors outside. Branches call `run` for several bodies, of which only
+    one will count. `finish` puts the record on the tapes.
     """
 
     def __init__(
@@ -71,10 +71,10 @@ class BodyRun:
         self.region: Region = Region(kind, tapes=self.tapes, traced=traced)
         self.inner: list[Tensor] = [self.region.make_stand_in(x) for x in self.xs]
         self.watched: set[Any] | set[int] = set() if not self.tapes else self.tapes[0].watched
-        self.outputs: list[list[int]] = []  # ids by place, one list for each run
+        self.outputs: list[list[int]] = []  # ids by place; one list per run
 
     def stand_ins(self, arrays: Sequence[Array]) -> list[Tensor]:
-        """The arguments inside, with these arrays in them (what stands in keeps its id)."""
+        """Return the arguments inside the region, with these arrays; stand-ins keep their ids."""
         made = [wrap(array) for array in arrays]
         for y, x in zip(made, self.inner, strict=True):
             y._id = x._id
@@ -89,16 +89,16 @@ class BodyRun:
 
     @property
     def inputs(self) -> list[Tensor]:
-        """All that the body took, as Tensors outside: its arguments and its sources."""
+        """Return all inputs of the body as Tensors outside: its arguments and its sources."""
         return [*self.xs, *map(read_source, self.sources)]
 
     @property
     def sources(self) -> list[CapturedValue]:
-        """Return the Tensors and Variables that the body took from outside."""
+        """Return the Tensors and Variables that the body captured."""
         return self.region.captured
 
     def as_function(self, flat: Flat, assigned: Sequence[Variable] = ()) -> BodyFunction:
-        """The body as a function of all that it used; it also returns what it assigned."""
+        """Return the body as a function of everything it used; it also returns its assignments."""
         return BodyFunction(
             with_assigned(flat, assigned), len(self.xs), self.sources, self.overrides, self.kind
         )
@@ -112,11 +112,12 @@ class BodyRun:
         loops: Sequence[tuple[int, int]] = (),
         opaque: bool = False,
     ) -> list[Tensor]:
-        """The results as Tensors outside, recorded.
+        """Record the results, and return them as Tensors outside.
 
-        `answer` and `push` are those of `RegionRule`. `repeat` runs the region on other inputs.
-        `loops` are (result, argument): what comes round again. Of an `opaque` region each input may
-        lead to each output: a rule stands for the body.
+        `answer` and `push` have the same meaning as in `RegionRule`. `repeat` runs the region on
+        other inputs. `loops` are pairs (result, argument) that connect a carry to its next step. In
+        an `opaque` region, each input may lead to each output, because a rule replaces the gradient
+        of the body.
         """
         results = [wrap(y) for y in ys]
         inputs = self.inputs
@@ -135,18 +136,18 @@ class BodyRun:
         return results
 
     def passage(self, wanted: Sequence[int], loops: Sequence[tuple[int, int]] = ()) -> Passage:
-        """Return which of the wanted inputs reach which outputs, of all runs that count."""
+        """Return which of the wanted inputs reach which outputs, over all runs that count."""
         return passage_between(self.tapes[0], self.ids, wanted, self.outputs, loops)
 
     @property
     def ids(self) -> list[Any]:
-        """The ids of what stands inside for all that the body took: the order of `inputs`."""
+        """Return the ids of the stand-ins for all that the body used, in the order of `inputs`."""
         stand_ins = [self.region.stand_in_for(s) for s in self.sources]
         return [x._id for x in (*self.inner, *stand_ins)]
 
 
 def with_assigned(flat: Flat, assigned: Sequence[Variable]) -> Flat:
-    """A body whose results are followed by what it leaves in these Variables."""
+    """Return a body that also returns the values that it leaves in these Variables."""
 
     def with_values(xs: Sequence[Tensor]) -> Sequence[Tensor]:
         ys = list(flat(xs))
@@ -157,9 +158,9 @@ def with_assigned(flat: Flat, assigned: Sequence[Variable]) -> Flat:
 
 
 def until_all_are_known(assigned: list[Variable], run: Callable[[], tuple[BodyRun, Any]]) -> Any:
-    """Run a body until it assigns no Variable but these, to which the others are added.
+    """Run a body until it assigns only these Variables, to which new ones are added.
 
-    A loop or branch carries the Variables that its body assigns, and only the body can tell which.
+    A loop or branch carries the Variables that its body assigns, and only a run can find them.
     """
     while True:
         body_run, result = run()
@@ -173,10 +174,10 @@ def until_all_are_known(assigned: list[Variable], run: Callable[[], tuple[BodyRu
 
 
 class BodyFunction:
-    """A body that ran once, as a function of all that it used: `f([*xs, *captured])`.
+    """A body that ran once, as a function of everything that it used: `f([*xs, *captured])`.
 
-    It runs under the overrides that were in force at first. What it assigns to Variables is
-    left alone: that has been done.
+    It runs under the overrides that were active in the first run. Its assignments to Variables are
+    not repeated.
     """
 
     def __init__(
@@ -195,12 +196,12 @@ class BodyFunction:
         self.kind = kind
 
     def __call__(self, tensors: Sequence[Tensor]) -> Sequence[Tensor]:
-        # a Tensor that comes twice (an argument that is also captured, say) is two inputs
+        # A Tensor that comes twice (for example an argument that is also captured) is two inputs.
         tensors = distinct([in_region(x) for x in tensors])
         pairs = list(zip(self.captured, tensors[self.count :], strict=True))
         stand_ins = {id(s): x for s, x in pairs if not isinstance(s, Variable)}
-        # an argument without a gradient, or the value of a Variable, may be the very object that is
-        # captured with one
+        # An argument without a gradient, or the value of a Variable, may be the same object as a
+        # captured Tensor that has a gradient.
         own = lambda x: alias(x) if id(x) in stand_ins else x  # noqa: E731
         values = {s: own(x) for s, x in pairs if isinstance(s, Variable)}
         xs = [own(x) for x in tensors[: self.count]]
@@ -212,14 +213,15 @@ class BodyFunction:
 
 
 def overrides_for_replay(overrides: Overrides) -> Overrides:
-    """The same overrides for ops that are created again, which are no new hits."""
+    """Return the same overrides for ops that are created again; these ops are not new hits."""
     return overrides and {key: binding.repeat() for key, binding in overrides.items()}
 
 
 def counted_now(overrides: Overrides) -> Overrides:
-    """The same overrides; what a rule does counts in the scope of now, if that has the rule, too.
+    """Return the same overrides, whose rules count in an active scope that has them as well.
 
-    A derivative of a program is a program with hits of its own, and replays bodies of the other.
+    The derivative of a program is a program with its own hits, and it replays bodies of the first
+    program.
     """
     now = (state := current()) and state.overrides
     if not now or not overrides:
@@ -230,10 +232,10 @@ def counted_now(overrides: Overrides) -> Overrides:
 
 
 def pullback(f: Flat, count: int, passage: Passage) -> Flat:
-    """The gradient of a flat function: (xs…, dys…) to the gradients by the wanted xs.
+    """Return the gradient of a flat function: it maps (xs…, dys…) to gradients by the wanted xs.
 
-    dys are those of the outputs reached, in order. Zeros stand where nothing is connected. The
-    dtypes are those of `gradient_dtype`, with the widest of xs and ys.
+    dys are the gradients of the reached outputs, in order. Unconnected inputs get zeros. The dtypes
+    are `gradient_dtype`, with the widest dtype of xs and ys.
     """
     wanted, reached = passage.wanted, passage.reached
 
@@ -250,10 +252,10 @@ def pullback(f: Flat, count: int, passage: Passage) -> Flat:
 
 
 def dual(f: Flat, count: int, wanted: Sequence[int], reached: Sequence[int]) -> Flat:
-    """A flat function with its derivative forward: (xs…, dxs…) to (ys…, dys…).
+    """Return a flat function with its forward derivative: (xs…, dxs…) to (ys…, dys…).
 
-    dxs are the tangents of the inputs at the places `wanted`, dys those of the outputs `reached`:
-    zeros where nothing is connected.
+    dxs are the tangents of the inputs at the places `wanted`. dys are the tangents of the outputs
+    `reached`: zeros where an output is not connected.
     """
 
     def push(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
@@ -264,20 +266,21 @@ def dual(f: Flat, count: int, wanted: Sequence[int], reached: Sequence[int]) -> 
 
 
 def pushforward(f: Flat, count: int, passage: Passage) -> Flat:
-    """The derivative of a flat function forward: (xs…, dxs…) to the tangents of what is reached."""
+    """Return the forward derivative of a flat function: (xs…, dxs…) to the reached tangents."""
     both = dual(f, count, passage.wanted, passage.reached)
     return lambda tensors: both(tensors)[-len(passage.reached) :]
 
 
 def both_ways(derivative: Callable[..., Sequence[Tensor]]) -> tuple[Answer, Answer]:
-    """The `answer` and `push` of a region whose derivative is a region of the same kind.
+    """Return the `answer` and `push` of a region whose derivative is a region of the same kind.
 
-    `derivative(way, inputs, passage, given)` runs it, of the body's `pullback` or `pushforward`.
+    `derivative(way, inputs, passage, given)` runs this derivative: of the body's `pullback` or of
+    its `pushforward`.
     """
     return partial(derivative, pullback), partial(derivative, pushforward)
 
 
 def carries_that_move(passage: Passage, carry: Sequence[Tensor]) -> list[int]:
-    """The carries of a loop, its first inputs and outputs, that have tangents in some step."""
+    """Return the carries of a loop (its first inputs and outputs) with tangents in some step."""
     places = {*passage.wanted, *chain.from_iterable(passage.edges.values())}
     return [i for i, x in enumerate(carry) if i in places and is_inexact(x.dtype)]

@@ -1,8 +1,8 @@
-"""The branches of a traced `cond`: what they return, brought into one form.
+"""The branches of a traced `cond`: this module brings their results into one form.
 
-Only the run can tell which branch is taken, so both must return Tensors of the same shapes and
-dtypes.
-In eager mode a branch may return Python numbers as well; here those that differ become Tensors.
+The program chooses the branch at run time, so both branches must return Tensors of the same shapes
+and dtypes. In eager mode a branch may return Python numbers as well; in a trace, numbers that
+differ between the branches become Tensors.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 def branched(pred: Tensor, functions: Sequence[Callable[..., Any]], operands: Any) -> Any:
-    """Return the result of the first function where `pred` holds, else that of the second."""
+    """Return the result of the first function if `pred` is true, else the second's."""
     given = OpenedArguments(operands, {})
     form = CommonForm()
     bodies = [Branch(f, given, form, k) for k, f in enumerate(functions)]
@@ -45,11 +45,11 @@ def branched(pred: Tensor, functions: Sequence[Callable[..., Any]], operands: An
 
 
 class RetryTrace(Exception):
-    """The second branch has told what the first was to return; both are replayed."""
+    """Raised when the second branch changes the form of the results; both are replayed then."""
 
 
 class Branch:
-    """One of the two functions, which returns Tensors in the form of both."""
+    """One of the two functions; it returns Tensors in the common form."""
 
     note: Any = None
 
@@ -73,15 +73,15 @@ class Branch:
 
 
 class CommonForm:
-    """The form of the results: which are Tensors, of which dtype, and what is the same in both."""
+    """The common form of the results: Tensors with their dtypes, and shared plain values."""
 
     def __init__(self) -> None:
         self.returned: dict[int, tuple[list[Any], containers.Rebuild, Any]] = {}
         self.places: list[Any] | None = None  # as in a ResultStructure
-        self.dtypes: list[Any] = []  # where a number becomes a Tensor
+        self.dtypes: list[Any] = []  # the dtype, where a number becomes a Tensor
 
     def tensors(self, k: int, result: Any) -> list[Tensor]:
-        """The Tensors of what one of the branches returned."""
+        """Return the Tensors in the result of one of the branches."""
         self.returned[k] = leaves, _, _ = containers.opened(result, None)
         if self.places is None and len(self.returned) == 2:
             self._settle()
@@ -93,7 +93,7 @@ class CommonForm:
         return [_tensor(x, dtype) for x, place, dtype in rows if is_place(place)]
 
     def closed(self, ys: Sequence[Tensor]) -> Any:
-        """The results, with these Tensors in their places."""
+        """Return the results, with these Tensors in their places."""
         assert self.places is not None
         return ResultStructure(self.places, self.returned[0][1])(ys)
 
@@ -106,7 +106,7 @@ class CommonForm:
         self.dtypes = [dtype for _, dtype in rows]
 
     def _together(self, x: Any, y: Any) -> tuple[Any, Any]:
-        """The place of two leaves in the results, and the dtype if it is for a number."""
+        """Return the place of two leaves in the results, and the dtype of a new Tensor."""
         if _has_dtype(x) and _has_dtype(y):
             return (ARRAY if is_array(x) and is_array(y) else TENSOR), None
         if _is_same(x, y):
@@ -125,8 +125,8 @@ class CommonForm:
             for leaves, rebuild, _ in (self.returned[0], self.returned[1])
         )
         return ArgumentError(
-            "cond: under jit both functions must return the same structure of Tensors and numbers, "
-            f"and the same where it holds anything else; they returned {first!r} and {second!r}"
+            "cond: under jit both functions must return the same structure of Tensors and "
+            f"numbers, and equal values everywhere else; they returned {first!r} and {second!r}"
         )
 
 
@@ -141,21 +141,21 @@ def _has_dtype(leaf: object) -> bool:
 
 
 def _is_same(x: object, y: object) -> bool:
-    """Return whether two leaves are the same value, so that nothing is chosen (0.0 is not -0.0)."""
+    """Return whether two leaves are the same value and need no choice (0.0 is not -0.0)."""
     if isinstance(x, Tensor) or type(x) is not type(y):
         return False
     return x is y or (bool(x == y) and repr(x) == repr(y))
 
 
 def _number(leaf: Any) -> complex | None:
-    """A Python number, or one like the number that is traced."""
+    """Return a Python number, or the example of a traced number."""
     if type(leaf) is dispatch.WeakScalar:
         return leaf.example
     return leaf if type(leaf) in dispatch.NUMBERS else None
 
 
 def _tensor(leaf: TensorLike, dtype: np.dtype | None) -> Tensor:
-    """A Tensor, array or number as a Tensor, of this dtype if there is one to be."""
+    """Return a Tensor, array or number as a Tensor, of this dtype unless it is None."""
     if is_array(leaf):
         leaf = wrap(leaf)
     elif type(leaf) not in dispatch.WEAKEST:

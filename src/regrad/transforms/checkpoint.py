@@ -1,4 +1,4 @@
-"""`checkpoint`: memory for time. The backward pass computes again what the forward pass let go."""
+"""`checkpoint` trades time for memory: the backward pass recomputes the forward pass."""
 
 from __future__ import annotations
 
@@ -38,25 +38,26 @@ R = TypeVar("R")
 @public
 @remade
 def checkpoint(f: Callable[P, R]) -> Callable[P, R]:
-    """Return `f`, of which tapes keep only the inputs; the backward pass runs it again.
+    """Return `f` such that tapes keep only its inputs; the backward pass runs it again.
 
     Args:
-        f: A function of Tensors, arrays and containers of them (other arguments are passed on),
-            that returns the like.
+        f: A function of Tensors, arrays and containers of them that returns Tensors, arrays or
+            containers of them. Other arguments are passed through.
 
-    It runs again under the overrides that were in force at first, on the values that Variables
-    and closed-over Tensors had, and NumPy Generators draw the same numbers. What it assigns to
-    Variables is assigned once. Values and gradients are those of `f`, at every order.
+    `f` runs again under the overrides that were active in the first run, with the same values of
+    Variables and closed-over Tensors, and NumPy Generators draw the same numbers again. Assignments
+    to Variables happen once. Values and gradients are the same as without `checkpoint`, at every
+    order.
 
-    In eager mode the memory falls from all that the rules of f keep to the inputs of f, and the
-    time rises by one forward pass. Of a graph's tensors f is a part of the graph, whose run lets go
-    of values by itself. Under `jit` XLA is told not to merge the second computation
-    with the first; on the CPU it may do so all the same where a loop was unrolled (use
-    `scan(…, checkpoint=True)` for loops).
+    In eager mode, memory falls from everything that the rules in f keep to the inputs of f, and the
+    time rises by one forward pass. For tensors of a graph, f becomes a part of the graph, whose run
+    frees values by itself. Under `jit`, regrad asks XLA not to merge the second computation with
+    the first. On the CPU, XLA may still merge them where a loop was unrolled; use
+    `scan(…, checkpoint=True)` for loops.
 
     Raises:
         ArgumentError: f is not callable, or an async or generator function.
-        GradientError: f does something else when it runs again.
+        GradientError: f behaves differently when it runs again.
 
     Source: Chen, Xu, Zhang and Guestrin, "Training Deep Nets with Sublinear Memory Cost" (2016);
     `jax.checkpoint`.
@@ -70,8 +71,8 @@ def checkpoint(f: Callable[P, R]) -> Callable[P, R]:
     for runs_later in (iscoroutinefunction, isgeneratorfunction, isasyncgenfunction):
         if runs_later(f):
             raise ArgumentError(
-                "checkpoint(f): f is an async or a generator function, which computes nothing when "
-                "it is called; give a function that returns its result"
+                "checkpoint(f): f is an async or a generator function, which computes nothing "
+                "when it is called; pass a function that returns its result"
             )
 
     @wraps(f)
@@ -90,10 +91,10 @@ def checkpoint(f: Callable[P, R]) -> Callable[P, R]:
 
 
 def recomputed(flat: Flat, xs: Sequence[Tensor], rule: Any = None) -> Sequence[Tensor]:
-    """A body whose inputs alone are kept.
+    """Return a body of which only the inputs are kept.
 
     Args:
-        rule: what has another gradient for it (see `WholeCall`).
+        rule: A rule that replaces the gradient of the body (see `WholeCall`).
     """
     body_run = BodyRun("checkpoint", xs, traced=False)
     flat = Captured(flat, "checkpoint", steps=body_run.region.traced)
@@ -124,7 +125,7 @@ def recomputed(flat: Flat, xs: Sequence[Tensor], rule: Any = None) -> Sequence[T
 
 
 def apart(xs: Sequence[Tensor]) -> Sequence[Tensor]:
-    """The same Tensors; what is traced is kept from being merged with what was computed before."""
+    """Return the same Tensors; XLA must not merge traced ones with earlier computations."""
     places = [i for i, x in enumerate(xs) if is_traced(x._data) and not is_key(x._data)]
     if not places:
         return xs
@@ -139,7 +140,7 @@ def _barrier(xp: Namespace, xs: Sequence[Array]) -> tuple[Any, ...]:
 
 
 class IdentityRule(Rule):
-    """The gradients that arrive, as they are."""
+    """Returns the incoming gradients unchanged."""
 
     each = True
     sparse = True

@@ -1,10 +1,10 @@
 """The values that a function reaches by itself: closure cells, globals, defaults, attributes.
 
-A compiled program has these values built in. So regrad compares them before each call: numbers,
-strings and functions are part of the key under which a program is found; Tensors and arrays are
-inputs of the program, read again each time. The walk follows the names in the code: the entries of
-containers, and the attributes of objects and classes that some code found here names, with the
-special methods that their classes define.
+These values are built into a compiled program. So regrad compares them before each call: numbers,
+strings and functions are part of the key of a program; Tensors and arrays are inputs of the
+program, read again at each call. The walk follows the names in the code. It visits the entries of
+containers, and the attributes of objects and classes that the code names, including special methods
+of their classes.
 
 For example, with
 
@@ -15,31 +15,32 @@ For example, with
     def step(x):
         return model.loss(x) * rate
 
-the walk begins at `step`. Its code names `model`, `loss` and `rate`. `rate` is a plain value: it is
-in the key as 0.1. `model` is an object: it is in the key by its identity, and the walk looks at the
-attributes that the code names: at `loss` in a first round, and in a second round at `w`, which the
-code of `loss` names. `model.w` is a Tensor: its shape and dtype are in the key, the Tensor is an
-input. In each round the walk looks at each object once, for all names that are new to it.
+the walk begins at `step`. Its code names `model`, `loss` and `rate`. `rate` is a plain value: the
+key contains it as 0.1. `model` is an object: the key contains its identity, and the walk visits the
+attributes that the code names. In the first round that is `loss`, and in the second round `w`,
+which the code of `loss` names. `model.w` is a Tensor: the key contains its shape and dtype, and the
+Tensor is an input. In each round, the walk visits each object once, for all names that are new to
+it.
 
-The walk costs much more than a call. So it is done once, and leaves a list of `places`, each a
-function that reads one name and the object found there. As long as every place holds the very same
-object (`is_current`), the key is unchanged. After any other object the walk runs again, and makes a
-new key, which may be the key of a program that was compiled before.
+The walk takes much longer than a call. So regrad does it once and keeps a list of `places`, each a
+function that reads one name, with the object found there. As long as every place holds the same
+object (`is_current`), the key is unchanged. After any change, the walk runs again and makes a new
+key, which may be the key of a program that was compiled before.
 
-An object of regrad is known by its identity, since most of its state changes at each call. If it
-holds something of its user (a function, a Variable, a map of rules), its class names these
-attributes in `closes_over`, and the walk follows them. Of other callables of libraries
-(`jax.custom_vjp`, `numpy.vectorize`) it follows the callables that they hold.
+The key contains an object of regrad by its identity, because most of its state changes at each
+call. If the object holds something of the user's (a function, a Variable, a map of rules), its
+class names these attributes in `closes_over`, and the walk follows them. For other callables of
+libraries (`jax.custom_vjp`, `numpy.vectorize`), the walk follows the callables that they hold.
 
 Invariants:
 
-* A value that can change without its place holding another object is opened (containers, objects),
-  refused (Generators), or made an input (arrays).
-* The walk does not read the code of libraries and of regrad: only values that the user's code
-  reaches are expected to change. Modules, builtins and JAX's objects are known by identity.
-* When in doubt the answer is a new program, which is slow, and not an old one, which is wrong. A
-  table in `docs/compiled.md` lists the changes that the walk cannot see (computed names, large
-  containers, files); `rg.jit(f, verify=True)` finds them.
+* If a value can change while its place holds the same object, the walk opens it (containers,
+  objects), raises (Generators), or makes it an input (arrays).
+* The walk does not read the code of libraries and of regrad: it expects changes only in values that
+  the user's code reaches. Modules, builtins and JAX's objects enter the key by identity.
+* In doubt, regrad traces a new program, which is slow, and never reuses an old one, which could be
+  wrong. A table in `docs/compiled.md` lists the changes that the walk cannot see (computed names,
+  large containers, files); `rg.jit(f, verify=True)` finds them.
 """
 
 from __future__ import annotations
@@ -83,18 +84,18 @@ CONTAINERS: tuple[type[Any], ...] = (
     list, tuple, dict, set, frozenset, deque, UserDict, UserList, ChainMap, bytearray, array,
     types.MappingProxyType, type({}.keys()), type({}.values()), type({}.items()),
 )  # fmt: skip
-CONSTRUCTORS = {"__init__", "__new__", "__post_init__"}  # which code calls by the class's name
-SILENT = {"__init_subclass__", "__set_name__", "__del__", "__repr__"}  # no part of what it computes
-# Code that names one of these may ask for attributes by a string, or for some that are missing.
+CONSTRUCTORS = {"__init__", "__new__", "__post_init__"}  # called through the name of the class
+SILENT = {"__init_subclass__", "__set_name__", "__del__", "__repr__"}  # no computation
+# Code that names one of these may read attributes by a string, or attributes that are missing.
 REFLECTION = {
     "getattr", "hasattr", "vars", "__dict__", "globals", "attrgetter", "AttributeError",
     "__getattribute__",
 }  # fmt: skip
 GETTERS = operator.attrgetter, operator.itemgetter, operator.methodcaller
-# Values that are known by their parts, by the names of these.
+# Types whose values enter the key by their parts; the tuples name the parts.
 PARTS: dict[type[Any], tuple[str, ...]] = {
     types.MethodType: ("__func__", "__self__"),
-    types.BuiltinMethodType: ("__name__", "__self__"),  # such as `a_dict.get`
+    types.BuiltinMethodType: ("__name__", "__self__"),  # for example `a_dict.get`
     types.MethodWrapperType: ("__name__", "__self__"),
     functools.partial: ("func", "args", "keywords"),
     property: ("fget", "fset"),
@@ -104,28 +105,28 @@ PARTS: dict[type[Any], tuple[str, ...]] = {
     functools.partialmethod: ("func", "args", "keywords"),
 }
 MATCH_CLASS = dis.opmap["MATCH_CLASS"]
-HEAP_TYPE = 1 << 9  # the flag of classes that Python code has made
-LARGEST = 256  # entries of a container that are looked at
-SMALL = 64  # elements of an array whose content is part of a key as it is
+HEAP_TYPE = 1 << 9  # the flag of classes defined in Python
+LARGEST = 256  # containers with more entries are not compared
+SMALL = 64  # an array of objects with at most this many elements is compared by content
 
-# What the reading of a place may raise: the place is gone, or being changed.
+# Raised when a place is gone or is being changed.
 GONE = LookupError, ValueError, RuntimeError, AttributeError
 
 Read = Callable[[], Any]
 
 
-MASK = 1024  # elements of a mask (an array of bools) whose values are part of a key
+MASK = 1024  # a mask (an array of bools) with at most this many elements is compared by content
 
 
 class Closure:
-    """The values that some functions reach, by the places where they were found.
+    """The values that some functions reach, with the places where they were found.
 
-    `key` tells two states of these values apart; `tensors` are the places of Tensors and arrays.
-    `names` say what each entry of the key is, for messages. By the kind of a value:
+    `key` distinguishes states of these values; `tensors` are the places of Tensors and arrays.
+    `names` has a name for each entry of the key, for messages. By kind of value:
 
         kind                    in `key`                        the walk goes on to
-        a plain value           the value                       the rule that a string names
-        a value met before      the number of its first entry
+        a plain value           the value                       the rule with this name
+        a repeated value        the number of its first entry
         a Tensor, an array      shape and dtype                 the mask of a masked array
         a small array of bools  its type and length             its entries
         an array of objects     its type and length             its entries
@@ -134,7 +135,7 @@ class Closure:
         a property                                              object, arguments
         an `attrgetter`         its type and arguments          attributes of these names
         a container             its type and length             its entries, unless there are many
-        a ContextVar            (none of its own)               the value in this context
+        a ContextVar            (no entry)                      the value in this context
         an object of regrad     its identity                    the attributes in `closes_over`
         a library's callable    its identity                    the callables among its attributes
         any other object        its identity                    the attributes that the code names
@@ -144,24 +145,24 @@ class Closure:
 
     def __init__(self, *functions: object) -> None:
         self.places: list[tuple[Read, Any]] = []
-        self.met: bool = False  # whether a call has found it current
+        self.met: bool = False  # a call has found it current
         self.key: tuple[Any, ...] = ()
         self.names: list[str] = []
         self.tensors: list[Read] = []
-        self.generators: list[tuple[str, Any]] = []  # of NumPy, by name
+        self.generators: list[tuple[str, Any]] = []  # names and NumPy Generators
         walk = _Walk(self)
         for function in functions:
             walk.value(function, getattr(function, "__name__", "f"), MISSING)
         walk.look()
         self.key = tuple(walk.entries)
-        self.asked: set[str] = walk.asked  # the names of globals and attributes in the code
+        self.asked: set[str] = walk.asked  # names of globals and attributes in the code
         self.arrays: list[int] = [
             i for i, r in enumerate(self.tensors) if not isinstance(r(), Tensor)
         ]
 
     @contextmanager
     def undrawn(self, kind: str) -> Iterator[None]:
-        """Refuse that a body draws numbers which all calls, or all examples, would share."""
+        """Raise if a body draws numbers that all calls, or all examples, would share."""
         before = [repr(g.bit_generator.state) for _, g in self.generators]
         yield
         for (name, g), state in zip(self.generators, before, strict=True):
@@ -174,7 +175,7 @@ class Closure:
                 )
 
     def is_current(self) -> bool:
-        """Return whether every place holds the very object that it held."""
+        """Return whether every place still holds the same object."""
         try:
             for read, value in self.places:
                 if read() is not value:
@@ -184,22 +185,21 @@ class Closure:
         return True
 
     def content(self, places: Sequence[int]) -> tuple[Any, ...]:
-        """Return the content of the arrays at some places of `tensors` now, as part of a key."""
+        """Return the current content of the arrays at some places, as part of a key."""
         return tuple([content(self.tensors[i]()) for i in places])
 
 
 def reads_state(*functions: object) -> bool:
-    """Return whether functions read anything that may be another at their next call."""
+    """Return whether functions read any value that may differ at their next call."""
     return bool((closure := Closure(*functions)).generators or reached(closure))
 
 
 def reached(closure: Closure, more: tuple[type, ...] = ()) -> list[Any]:
-    """Return the values that a closure reaches, except for code and for some other types."""
+    """Return the values that a closure reaches, except for code and some other types."""
     values = [*[value for _, value in closure.places], *[read() for read in closure.tensors]]
     return [v for v in values if not (v is MISSING or isinstance(v, (*OF_CODE, *more)))]
 
 
-# The values that code is made of.
 OF_CODE = (types.ModuleType, types.FunctionType, types.BuiltinFunctionType, type)
 
 
@@ -208,7 +208,7 @@ def names_in(functions: Sequence[object]) -> set[str]:
     closure = Closure(*functions)
     found = set(closure.asked)
     for _, value in closure.places:
-        if is_array(value):  # a constant, which code of any library can use
+        if is_array(value):  # constants may come from any library
             continue
         is_module = isinstance(value, types.ModuleType)
         name = str(value.__name__ if is_module else getattr(value, "__module__", "")).split(".")
@@ -218,7 +218,7 @@ def names_in(functions: Sequence[object]) -> set[str]:
 
 
 class Method:
-    """A function bound to an object that it does not keep alive, where that can be."""
+    """A function bound to an object, by a weak reference where the object allows one."""
 
     def __init__(self, function: Any, instance: Any, gone: Callable[[Any], Any]) -> None:
         self.__func__ = function
@@ -227,7 +227,7 @@ class Method:
         self.__signature__: inspect.Signature = inspect.signature(bound)
         try:
             self.instance: Callable[[], Any] = weakref.ref(instance, gone)
-        except TypeError:  # slots without __weakref__
+        except TypeError:  # its class has slots without __weakref__
             self.instance = lambda: instance
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -236,27 +236,27 @@ class Method:
 
 
 class _Walk:
-    """Looks through functions, containers, objects and classes, each once."""
+    """Visits functions, containers, objects and classes, each once."""
 
     def __init__(self, closure: Closure) -> None:
         self.closure = closure
-        self.entries: list[Any] = []  # of the key
+        self.entries: list[Any] = []  # the entries of the key
         self.seen: dict[int, int] = {}  # the first entry of each value, by the id() of the value
-        self.kept: list[Any] = []  # so that no id() is used twice
-        self.asked: set[str] = set()  # attributes that the code asks for
-        self.tried: set[str] = set()  # those that may be missing
-        self.order: list[str] = []  # both, as they were found
-        self.objects: list[_Object] = []  # whose attributes are looked at
-        self.watched: set[tuple[int, Any]] = set()  # the places: whose, and under which key
+        self.kept: list[Any] = []  # keeps values alive, so that no id() is reused
+        self.asked: set[str] = set()  # attributes that the code names
+        self.tried: set[str] = set()  # attributes that may be missing
+        self.order: list[str] = []  # `asked` and `tried`, in the order in which they were found
+        self.objects: list[_Object] = []  # objects whose attributes the walk visits
+        self.watched: set[tuple[int, Any]] = set()  # (owner, key) of each place
         self.weak: Callable[[], Any] = object  # reads the object that a Method is bound to
 
     def value(self, value: Any, name: str, read: Read) -> None:
-        """Note a value; `read` reads its place again, if that is more than a name."""
+        """Record a value; `read` reads its place again, if the place is more than a name."""
         if type(value) in PLAIN or isinstance(value, np.generic):
-            # (1, 1.0 and True are equal, and so are 0.0 and -0.0: `exactly` makes them differ)
+            # (1, 1.0 and True are equal, and so are 0.0 and -0.0: `exactly` makes them differ.)
             self.entry(name, exactly(value))
             self.rule(value)
-        elif id(value) in self.seen:  # aliasing is part of the key: two names, one list
+        elif id(value) in self.seen:  # aliasing is part of the key: two names for one list
             self.entry(name, ("the same as", self.seen[id(value)]))
         else:
             self.seen[id(value)] = len(self.entries)
@@ -264,27 +264,27 @@ class _Walk:
             self.open(value, name, read)
 
     def rule(self, name: object) -> None:
-        """Note the rule of this name, if there is one: the code may put it in force by the name."""
+        """Record the rule of this name, if it exists: the code may activate it by its name."""
         if isinstance(name, str) and name in RULES:
             self.value(RULES[name], name, MISSING)
 
     def place(self, namespace: Mapping[str, object], key: str, name: str) -> None:
-        """Note the value of a name in a namespace, and watch the place."""
+        """Record the value of a name in a namespace, and watch the place."""
         self.follow(namespace, key, functools.partial(namespace.get, key, MISSING), name)
 
     def follow(self, where: object, key: object, read: Read, name: str) -> None:
-        """Watch a place, and note the value that is there now."""
+        """Watch a place, and record its current value."""
         self.watch(where, key, read)
         self.value(read(), name, read)
 
     def watch(self, where: object, key: object, read: Read) -> None:
-        """Add a place: the closure is current as long as it holds what it holds now."""
+        """Add a place: the closure is current as long as the place holds its current object."""
         if (id(where), key) in self.watched:
             return
         self.watched.add((id(where), key))
         self.kept.append(where)
         value = read()
-        if value is self.weak():  # a reference would keep alive the object that owns the program
+        if value is self.weak():  # a strong reference would keep the program's owner alive
             self.closure.places.append((functools.partial(_holds, read, self.weak), True))
         else:
             self.closure.places.append((read, value))
@@ -294,7 +294,7 @@ class _Walk:
         self.closure.names.append(name)
 
     def open(self, value: Any, name: str, read: Read) -> None:
-        """Note a value that is not plain, and what can be reached from it."""
+        """Record a value that is not plain, and the values that are reachable from it."""
         if isinstance(value, Tensor) or (is_array(value) and not isinstance(value, Variable)):
             self.tensor(value, name, read)
         elif isinstance(value, types.FunctionType):
@@ -309,7 +309,7 @@ class _Walk:
             self.entry(name, type(value))
             self.parts(value, name)
         elif isinstance(value, GETTERS):
-            made: Any = value.__reduce__()  # the class, or a partial, and its arguments
+            made: Any = value.__reduce__()  # the class (or a partial) and its arguments
             self.ask({n for text in _strings(made) for n in text.split(".")}, set())
             self.value(made, name, MISSING)
         elif isinstance(value, ContextVar):
@@ -325,12 +325,12 @@ class _Walk:
                 self.object(value, name)
 
     def tensor(self, value: Tensor | Array, name: str, read: Read) -> None:
-        """Note a Tensor or an array: an input of the program, if it holds numbers."""
-        if getattr(value, "_id", 0) == OURS:  # shared with constants that a body makes itself
+        """Record a Tensor or an array; it is an input of the program if it holds numbers."""
+        if getattr(value, "_id", 0) == OURS:  # shared with constants that a body creates
             self.entry(name, IdentityKey(value))
         elif isinstance(value, np.ndarray) and (
             value.dtype.kind not in "biufc" or (value.dtype.kind == "b" and value.size <= MASK)
-        ):  # a mask may decide a shape, so its values must be known
+        ):  # a mask may decide a shape, so the program needs its values
             self.entries_of(value, name, value.ravel().tolist, {})
         else:
             if isinstance(value, np.ma.MaskedArray):
@@ -340,7 +340,7 @@ class _Walk:
             self.closure.tensors.append(read if callable(read) else lambda: value)
 
     def method(self, method: Method, name: str) -> None:
-        """Note a method of an object that may be freed: nothing here may hold the object."""
+        """Record a method of an object that may be freed, without a reference to the object."""
         self.weak = method.instance
         instance = self.weak()
         self.seen[id(instance)] = len(self.entries)
@@ -349,11 +349,11 @@ class _Walk:
         self.parts(instance, "self")
 
     def parts(self, value: Any, name: str) -> None:
-        """Note the entries of a container, and the attributes of an object."""
+        """Record the entries of a container, and the attributes of an object."""
         if not isinstance(value, CONTAINERS):
             self.object(value, name)
             return
-        if len(value) > LARGEST:  # a table, which would take longer to compare than a call takes
+        if len(value) > LARGEST:  # comparing a large table would take longer than a call
             self.entry(name, IdentityKey(value))
         elif isinstance(value, Mapping):
             read = functools.partial(_keys_and_values, value)
@@ -365,7 +365,7 @@ class _Walk:
             self.object(value, name)
 
     def entries_of(self, value: Any, name: str, read: Read, keys: Mapping[int, Any]) -> None:
-        """Note the parts of a container, in order, some by key; one place watches over all."""
+        """Record the parts of a container in order, some by key; one place watches all of them."""
         parts = read()
         if type(value) not in (tuple, frozenset):
             unchanged = functools.partial(is_unchanged, read, parts)
@@ -376,10 +376,10 @@ class _Walk:
             self.value(part, f"{name}[{keys[i]!r}]" if i in keys else f"a part of {name}", get)
 
     def function(self, function: types.FunctionType, name: str) -> None:
-        """Note a function: its code, its cells and defaults, and the globals that it names."""
+        """Record a function: its code, its cells and defaults, and the globals that it names."""
         code = function.__code__
-        # The code and not the function: a lambda that is made anew at each call of what is around
-        # it has the same code, and differs by its cells alone, which are looked at.
+        # Use the code and not the function: a lambda that is created again at each call has equal
+        # code, and can differ only in its cells, which the walk visits.
         self.entry(name, code)
         for free, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
             held = _cell_content(cell)
@@ -401,7 +401,7 @@ class _Walk:
         for global_name in sorted(names):
             if global_name in function.__globals__:
                 self.place(function.__globals__, global_name, global_name)
-            elif global_name in sys.modules:  # it is imported inside, say
+            elif global_name in sys.modules:  # for example, the function imports the module
                 self.place(sys.modules, global_name, global_name)
         for constant in _constants(code):
             self.rule(constant)
@@ -409,45 +409,45 @@ class _Walk:
         self.ask(names, tried)
 
     def ask(self, names: set[str], tried: set[str]) -> None:
-        """Have `look` look at attributes of these names, of any object found so far or later.
+        """Make `look` visit attributes of these names on every object, found so far or later.
 
-        Of which object the code asks cannot be read off the code, so it is asked of all.
+        The code does not show of which object it reads an attribute, so the walk tries all objects.
         """
         self.order += sorted((names - self.asked) | (tried - self.tried))
         self.asked |= names
         self.tried |= tried
 
     def object(self, value: object, name: str) -> None:
-        """Have `look` look at the attributes of an object, class, module or function."""
+        """Make `look` visit the attributes of an object, class, module or function."""
         if spaces := _namespaces(value):
             self.objects.append(_Object(value, name, spaces))
 
     def look(self) -> None:
-        """Note the attributes that code names, in rounds: they may hold code with more names."""
+        """Record the attributes that code names, in rounds: they may hold code with more names."""
         rounds = True
         while rounds:
             rounds = False
-            for found in self.objects:  # (more are found meanwhile)
+            for found in self.objects:  # (The loop itself finds more objects.)
                 if (new := found.unseen(self.order)) and any(found.spaces):
                     rounds = True
                     self.attributes(found, new)
         for found in self.objects if self.tried else ():
-            if not any(found.spaces):  # a function: attributes that are missing may come
+            if not any(found.spaces):  # a function: missing attributes may be added
                 self.watch(found.spaces[0], len, functools.partial(len, found.spaces[0]))
 
     def attributes(self, found: _Object, asked: Sequence[str]) -> None:
-        """Note these attributes, wherever Python looks: in the object, and in its classes."""
+        """Record these attributes in each namespace that Python searches: object and classes."""
         spaces = found.spaces
         for attribute in asked:
             there = [i for i, space in enumerate(spaces) if attribute in space]
             for space in spaces[: there[-1] + 1] if there else spaces[:1]:
                 if attribute in space:
                     self.member(space, attribute, found.value, f"{found.name}.{attribute}")
-                elif there or found.lenient or attribute in self.tried:  # it may come to stand here
+                elif there or found.lenient or attribute in self.tried:  # may be added later
                     self.watch(space, attribute, functools.partial(space.get, attribute, MISSING))
 
     def member(self, space: Mapping[str, object], attribute: str, owner: object, name: str) -> None:
-        """Note what a name means in a namespace: a value, or a descriptor with its code."""
+        """Record the meaning of a name in a namespace: a value, or a descriptor with its code."""
         found = space[attribute]
         self.watch(space, attribute, functools.partial(space.get, attribute, MISSING))
         if isinstance(found, types.MemberDescriptorType):
@@ -461,21 +461,21 @@ class _Walk:
 
 
 class _Object:
-    """An object whose attributes the walk notes, and for how many of the names it has done so."""
+    """An object whose attributes the walk records, with the number of names that it has handled."""
 
     def __init__(self, value: object, name: str, spaces: list[Any]) -> None:
         self.value = value
         self.name = name
         self.spaces = spaces
         self.lenient: bool = any("__getattr__" in space for space in spaces)
-        self.count: int | None = None  # of names that were looked at
+        self.count: int | None = None  # the number of names already looked up
 
     def unseen(self, order: Sequence[str]) -> Sequence[str]:
-        """Return the names that were not looked at, and count them."""
+        """Return the names that were not looked up yet, and mark them as looked up."""
         before, self.count = self.count, len(order)
         if before is not None:
             return order[before:]
-        # special methods are called by operators and statements, which name no attribute
+        # Operators and statements call special methods, so the code names no attribute for them.
         special = {s for c in _own_classes(type(self.value)) for s in _specials(c) - CONSTRUCTORS}
         if isinstance(self.value, type):
             special |= {s for c in _own_classes(self.value) for s in _specials(c)}
@@ -510,7 +510,7 @@ def _holds(read: Read, reference: Read) -> bool:
 def _cell_content(cell: types.CellType) -> Any:
     try:
         return cell.cell_contents
-    except ValueError:  # not yet filled
+    except ValueError:  # an empty cell
         return MISSING
 
 
@@ -519,7 +519,7 @@ def _keys_and_values(mapping: Mapping[object, object]) -> list[Any]:
 
 
 def is_unchanged(read: Read, parts: Sequence[object]) -> bool:
-    """Return whether a container still has its entries: the same objects, or equal plain values."""
+    """Return whether a container still has the same entries: same objects or equal values."""
     now = read()
     if len(now) != len(parts):
         return False
@@ -531,7 +531,7 @@ def is_unchanged(read: Read, parts: Sequence[object]) -> bool:
 
 
 def content(value: Tensor | Array) -> Any:
-    """Return the content of an array as part of a key; a read-only one is known by identity."""
+    """Return the content of an array as part of a key; for a read-only array, its identity."""
     if isinstance(value, Tensor) or BACKENDS[type(value)].name == "jax":
         return IdentityKey(value)
     value = BACKENDS[type(value)].to_numpy(value)
@@ -550,14 +550,14 @@ def _digest(array: np.ndarray) -> bytes:
 
 @functools.lru_cache(maxsize=4096)
 def _asked(code: types.CodeType) -> tuple[set[str], set[str]]:
-    """Return the globals and attributes that code names, and those of them that may be missing."""
+    """Return the globals and attributes that code names, and which of them may be missing."""
     names = {name for c in _codes(code) for name in c.co_names}
     for c in _codes(code):
         if MATCH_CLASS in c.co_code[::2]:  # `case Point(x=x)` has the names in a tuple
             names |= {"__match_args__", *_strings(c.co_consts)}
     if names.isdisjoint(REFLECTION):
         return names, set()
-    # `getattr(x, "scale")`: any string that could be a name may be one
+    # `getattr(x, "scale")`: any string that is a valid name may be an attribute.
     names |= {text for text in _constants(code) if text.isidentifier()}
     return names, names
 
@@ -572,7 +572,7 @@ def _strings(values: object) -> list[str]:
 
 @functools.lru_cache(maxsize=4096)
 def _constants(code: types.CodeType) -> list[str]:
-    """Return the strings that some code has in it."""
+    """Return the strings among the constants of some code."""
     return [k for c in _codes(code) for k in c.co_consts if isinstance(k, str)]
 
 
@@ -585,7 +585,7 @@ def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
 
 
 def _namespaces(value: object) -> list[Any]:
-    """Return where Python looks for an attribute: the object, its class, and the class's bases."""
+    """Return where Python looks up an attribute: the object, its class, and the class's bases."""
     classes = _own_classes(type(value))
     if isinstance(value, type):
         classes = [*_own_classes(value), *classes]
@@ -593,7 +593,7 @@ def _namespaces(value: object) -> list[Any]:
     spaces: list[Any] = [own] if isinstance(own, dict) else []
     if isinstance(value, threading.local):
         spaces = [_OfThread(value)]
-    if hasattr(type(value), "__getattr__"):  # it may look in a dict that it holds
+    if hasattr(type(value), "__getattr__"):  # `__getattr__` may look it up in a dict of the object
         spaces += [held for space in spaces for held in space.values() if isinstance(held, dict)]
     return [*spaces, *map(vars, classes)]
 
@@ -608,14 +608,14 @@ class _OfThread(UserDict[str, Any]):
 
 
 def _own_classes(kind: type) -> list[type]:
-    """Return a class and its bases, without those of libraries."""
+    """Return a class and its bases, except for classes of libraries."""
     return [c for c in kind.__mro__ if not _is_library_class(c)]
 
 
 def _specials(kind: type) -> set[str]:
     """Return the special methods that the user's code defines in a class.
 
-    Those that dataclasses and attrs generate follow from the fields.
+    Generated methods (dataclasses, attrs) follow from the fields and are left out.
     """
     return {
         name
@@ -625,7 +625,7 @@ def _specials(kind: type) -> set[str]:
 
 
 def _is_made(kind: type, method: object) -> bool:
-    """Return whether the value of a special name is not code of the user's."""
+    """Return whether the value of a special name is generated, not the user's code."""
     code = getattr(getattr(method, "__func__", method), "__code__", None)
     if code is None:
         return not hasattr(method, "__wrapped__")
@@ -634,9 +634,10 @@ def _is_made(kind: type, method: object) -> bool:
 
 
 def _held(value: object) -> Sequence[str]:
-    """Return the attributes by which an object of a library holds something of its user.
+    """Return the attributes by which a library's object holds something of the user's.
 
-    A class of regrad names them in `closes_over`. Any other callable may call those that it holds.
+    A class of regrad names these attributes in `closes_over`. Any other callable may call the
+    callables that it holds.
     """
     if isinstance(value, type):
         return ()
@@ -647,13 +648,13 @@ def _held(value: object) -> Sequence[str]:
 
 
 def _is_closed(value: object) -> bool:
-    """Return whether the walk ignores the attributes of an object, like the ones of a library."""
+    """Return whether the walk ignores the attributes of an object, as it does for libraries."""
     if isinstance(value, types.ModuleType):
         return _is_library_file(getattr(value, "__file__", None) or PACKAGE)
     if isinstance(value, type):
         return _is_library_class(value)
     kind = type(value)
-    if kind.__module__ == "builtins":  # also that of classes made by exec in a bare scope
+    if kind.__module__ == "builtins":  # also classes made by exec in a scope without __name__
         return not kind.__flags__ & HEAP_TYPE
     return kind.__module__.partition(".")[0] in ("regrad", "jax", "jaxlib")
 

@@ -1,4 +1,4 @@
-"""Branches inside what JAX traces: flat functions under `lax.cond`, with one record outside."""
+"""Branches inside a JAX trace: flat functions under `lax.cond`, with one record outside."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def conditional(pred: Tensor, flats: Sequence[Flat], xs: Sequence[Tensor]) -> Sequence[Tensor]:
-    """The first function's results where `pred` holds, else the second's."""
+    """Return the first function's results if `pred` is true, else the second's."""
     assigned: list[Variable] = []
     bodies = [_Branch(Captured(f, "cond")) for f in flats]
 
@@ -53,7 +53,7 @@ def conditional(pred: Tensor, flats: Sequence[Flat], xs: Sequence[Tensor]) -> Se
 
 
 class _Branch:
-    """A branch as a function of the predicate, too, which it does not look at."""
+    """A branch that also takes the predicate as an argument, and ignores it."""
 
     def __init__(self, flat: Flat) -> None:
         self.flat = flat
@@ -96,6 +96,11 @@ def _check_alike(
         raise ShapeError(f"cond: the two functions return {len(a)} and {len(b)} Tensors")
     for (dtype, shape), (other, other_shape) in zip(a, b, strict=True):
         if dtype != other:
-            raise DTypeError(f"cond: the two functions return {dtype} and {other}; use astype")
+            raise DTypeError(
+                f"cond: the results of the two functions have the dtypes {dtype} and "
+                f"{other}; use astype"
+            )
         if shape != other_shape:
-            raise ShapeError(f"cond: the two functions return the shapes {shape} and {other_shape}")
+            raise ShapeError(
+                f"cond: the results of the two functions have the shapes {shape} and {other_shape}"
+            )

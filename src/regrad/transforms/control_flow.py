@@ -1,22 +1,22 @@
 """`cond`, `while_loop`, `scan`, `fori_loop`, `map`: Python's in eager mode, XLA's under jit.
 
-The idea: each has one meaning and two ways to run. In eager mode
+The idea: each function has one meaning and two implementations. In eager mode
 
     rg.scan(lambda c, x: (c * x, c), init, xs)
 
-is a loop in Python: its ops are recorded one by one, so nothing more has to be said about
-gradients. Inside a trace (`in_trace`) it is one loop of XLA and one record: `scans` has loops of
-known length, `whiles` the others, `branches` and `conditionals` the branches. This module opens the
-user's containers into flat lists of Tensors, checks what the user's functions return, and closes
-the results again (`_Step`); the modules below know flat functions only.
+is a loop in Python: its ops are recorded one by one, so gradients need no further code. Inside a
+trace (`in_trace`) it is one XLA loop and one record: `scans` implements loops of known length,
+`whiles` other loops, `branches` and `conditionals` the branches. This module flattens the user's
+containers to lists of Tensors, checks the results of the user's functions, and rebuilds the
+containers (`_Step`). The modules below handle flat functions only.
 
 Invariants:
 
-* Errors are the same both ways, and come from the first step. A carry that changes its structure,
-  shape or dtype is refused in eager mode as well, where it could run: else it would not compile.
-* Bookkeeping of the loop's own (a counter, an entry taken from `xs`) runs under `masked()`, which
-  hides it from the user's overrides: a rule for "Add" concerns the user's additions alone.
-* A Python number as a carry is a Tensor from the first step on (`numbers="Tensors"`).
+* Both modes raise the same errors, in the first step. regrad rejects a carry that changes its
+  structure, shape or dtype in eager mode as well, where it could run, because it would not compile.
+* Bookkeeping of the loop itself (a counter, taking an entry of `xs`) runs under `masked()`, which
+  hides it from the user's overrides: a rule for "Add" applies to the user's additions alone.
+* A Python number in a carry is a Tensor from the first step on (`numbers="Tensors"`).
 """
 
 from __future__ import annotations
@@ -59,21 +59,22 @@ if TYPE_CHECKING:
 def cond(
     pred: TensorLike, true_fn: Callable[..., Any], false_fn: Callable[..., Any], *operands: Any
 ) -> Any:
-    """Return `true_fn(*operands)` if `pred` holds, else `false_fn(*operands)`.
+    """Return `true_fn(*operands)` if `pred` is true, else `false_fn(*operands)`.
 
     Args:
         pred: A bool, or a Tensor of rank 0.
-        true_fn, false_fn: Functions of Tensors and containers of them. Under `jit`, where only
-            the run can tell which is taken, both are traced, and must return the same structure,
-            shapes and dtypes; a Python number takes the dtype of the Tensor that the other returns.
+        true_fn, false_fn: Functions of Tensors and containers of them. Under `jit`, the program
+            chooses at run time, so both functions are traced. They must return the same structure,
+            shapes and dtypes; a Python number takes the dtype of the Tensor that the other function
+            returns.
         *operands: Their arguments.
 
-    In eager mode only the one that is taken is called. Either way the gradient passes the one that
-    ran, under the overrides in force where it was called; what both close over counts, and so
-    does what they assign to Variables.
+    In eager mode, only the chosen function is called. In both modes, the gradient flows through the
+    function that ran, under the overrides that were active at the call. The gradient includes
+    values that the functions close over, and their assignments to Variables take effect.
 
     Raises:
-        ShapeError, DTypeError: the two results differ (under jit).
+        ShapeError, DTypeError: The two results differ (under jit).
         ArgumentError: pred is not a scalar.
 
     Source: `jax.lax.cond`.
@@ -85,12 +86,14 @@ def cond(
     """
     callable_or_raise(true_fn, "cond")
     callable_or_raise(false_fn, "cond")
-    # a Python bool is decided even inside a trace, as an `if` would be
+    # A Python bool is decided at trace time even inside a trace, as in an `if` statement.
     pred = dispatch.lift(pred) if not isinstance(pred, bool) else pred
     if isinstance(pred, bool) or not in_trace([pred]):
         return (true_fn if bool(pred) else false_fn)(*operands)
     if pred.ndim:
-        raise ArgumentError(f"cond: pred is a Tensor of rank 0, got the shape {pred.shape}")
+        raise ArgumentError(
+            f"cond: expected pred to be a Tensor of rank 0, got the shape {pred.shape}"
+        )
     return branched(pred, [true_fn, false_fn], operands)
 
 
@@ -104,27 +107,27 @@ def scan(
     reverse: bool = False,
     checkpoint: bool = False,
 ) -> tuple[Any, Any]:
-    """Run `f` along the first axis of `xs`, with a carry: `(carry, x) -> (carry, y)` each step.
+    """Run `f` along the first axis of `xs`; each step maps `(carry, x)` to `(carry, y)`.
 
     Args:
-        f: The step; the carry keeps its structure, shapes and dtypes.
-        init: The first carry: Tensors, numbers, or containers of them.
-        xs: A Tensor or a container of Tensors of one length, of which each step gets an entry;
-            None if there is nothing to go along.
+        f: The step function. The carry must keep its structure, shapes and dtypes.
+        init: The initial carry: Tensors, numbers, or containers of them.
+        xs: A Tensor or a container of Tensors of equal length; each step gets one entry. None for a
+            loop without inputs.
         length: The number of steps, if xs is None.
-        reverse: Whether to go from the last entry to the first; ys lie as xs do.
-        checkpoint: Whether the tapes keep just the carries, and compute each step again in the
-            backward pass. Without it they keep what the rules ask for, of every step.
+        reverse: Whether to go from the last entry to the first; ys are in the order of xs.
+        checkpoint: Whether the tapes keep just the carries, and recompute each step in the backward
+            pass. Otherwise, they keep the values that the rules need, for every step.
 
     Returns the last carry, and the ys of all steps stacked along a new first axis.
 
-    A loop in Python in eager mode, one XLA loop under `jit`, which is compiled once whatever the
-    length. Overrides in force where scan is called count in every step, forward and backward.
-    Variables that f assigns to are carried along.
+    In eager mode this is a Python loop. Under `jit` it is one XLA loop, compiled once for any
+    length. Overrides that are active at the call of scan apply in every step, forward and backward.
+    Variables that f assigns become part of the carry.
 
     Raises:
-        ShapeError, DTypeError: the carry changes; xs differ in length.
-        ArgumentError: f does not return a pair; neither xs nor length is given.
+        ShapeError, DTypeError: The carry changes its shapes or dtypes, or xs differ in length.
+        ArgumentError: f does not return a pair, or the call passes neither xs nor length.
 
     Source: `jax.lax.scan`.
 
@@ -140,7 +143,7 @@ def scan(
     along = OpenedArguments((xs,), {})
     n = _length(along.tensors, length)
     traced = in_trace([*carry.tensors, *along.tensors])
-    if traced:  # a loop of XLA carries JAX's arrays, and checks that they stay what they are
+    if traced:  # an XLA loop carries JAX arrays; converting also checks that JAX keeps the dtypes
         carry.tensors = as_jax(carry.tensors)
     step = _Step(f, carry, along)
     if traced:
@@ -158,25 +161,25 @@ def while_loop(
     *,
     max_steps: int | None = None,
 ) -> Any:
-    """Return the carry after `body_fn`, again and again as long as `cond_fn` of the carry holds.
+    """Return the carry after `body_fn` ran repeatedly, as long as `cond_fn(carry)` is true.
 
     Args:
         cond_fn: A function of the carry that returns a bool, or a Tensor of rank 0.
-        body_fn: The step; the carry keeps its structure, shapes and dtypes.
-        init: The first carry: Tensors, numbers, or containers of them.
-        max_steps: The most steps there can be. Under `jit` a gradient that goes back through the
-            loop needs it, because XLA must know how much to keep.
+        body_fn: The step function. The carry must keep its structure, shapes and dtypes.
+        init: The initial carry: Tensors, numbers, or containers of them.
+        max_steps: The maximum number of steps. Under `jit`, reverse mode through the loop needs it,
+            because XLA must know how much memory to reserve.
 
-    In eager mode any loop can be differentiated. Under `jit` a loop without `max_steps` has a
-    derivative in forward mode (`jvp`), and the gradient back through it is refused. (Where the
-    results that count do not depend on what is differentiated, there is none to refuse.) With
-    `max_steps`, a condition that still holds after so many steps is an error in eager mode; under
-    jit, which cannot raise, floats come back as NaN.
+    In eager mode, any loop can be differentiated. Under `jit`, a loop without `max_steps` has a
+    derivative in forward mode (`jvp`); reverse mode raises GradientError. (It does not raise if the
+    results in use do not depend on the inputs that are differentiated.) If the condition is still
+    true after `max_steps` steps, eager mode raises an error. A compiled program cannot raise, so
+    under jit the floating-point results are NaN.
 
     Raises:
-        ShapeError, DTypeError: the carry changes.
+        ShapeError, DTypeError: The carry changes.
         ArgumentError: cond_fn does not return a scalar.
-        GradientError: under jit, the gradient of a loop without `max_steps`.
+        GradientError: Under jit, for the reverse-mode gradient of a loop without `max_steps`.
 
     Source: `jax.lax.while_loop`.
 
@@ -194,7 +197,7 @@ def while_loop(
     traced = in_trace(carry.tensors)
     if traced:
         carry.tensors = as_jax(carry.tensors)
-    # the step of a scan without entries: so the checks of a carry are the same
+    # Use the step of a scan without entries, so that the checks of a carry are the same.
     step = _Step(lambda c, _: (body_fn(c), None), carry, OpenedArguments((None,), {}))
 
     def goes_on(xs: Sequence[Tensor]) -> Tensor:
@@ -213,18 +216,18 @@ def fori_loop(
 ) -> Any:
     """Return the carry after `carry = body_fn(i, carry)` for i from `lower` to `upper - 1`.
 
-    With Python integers for the bounds this is a `scan`, and can be differentiated under jit.
-    With Tensors it is a `while_loop`, whose gradient under jit is refused.
+    With Python integers as bounds, this is a `scan` and can be differentiated under jit. With
+    Tensors it is a `while_loop`, and reverse mode under jit raises GradientError.
 
     Args:
         lower, upper: Integers, or Tensors of integers of rank 0.
-        body_fn: A function of the index and the carry that returns the next carry, of the same
+        body_fn: A function of the index and the carry that returns the next carry, with the same
             structure, shapes and dtypes.
-        init: The first carry: Tensors, numbers, or containers of them.
+        init: The initial carry: Tensors, numbers, or containers of them.
 
     Raises:
-        ShapeError, DTypeError: the carry changes.
-        GradientError: under jit, the gradient of a loop of unknown length.
+        ShapeError, DTypeError: The carry changes.
+        GradientError: Under jit, for the gradient of a loop of unknown length.
 
     Source: `jax.lax.fori_loop`.
 
@@ -236,7 +239,7 @@ def fori_loop(
     _check_bound(lower, "lower")
     _check_bound(upper, "upper")
     if isinstance(lower, int) and isinstance(upper, int):
-        # int32 as in JAX, so that the index has the same dtype in eager mode and under jit
+        # Use int32 as in JAX, so that the index has the same dtype in eager mode and under jit.
         numbers = dispatch.lift(np.arange(lower, max(upper, lower), dtype=np.int32))
         return scan(lambda carry, i: (body_fn(i, carry), None), init, numbers)[0]
 
@@ -255,14 +258,15 @@ def fori_loop(
 def map(f: Callable[[Any], Any], xs: Any) -> Any:
     """Return `f` of each entry along the first axis of `xs`, one after another, stacked.
 
-    `vmap` is the same at once: faster, and with the memory of all entries together.
+    `vmap` computes the same for all entries at once: it is faster, and needs memory for all
+    entries.
 
     Args:
-        f: A function of an entry, which returns Tensors or containers of them.
-        xs: A Tensor or a container of Tensors of one length.
+        f: A function of one entry that returns Tensors or containers of them.
+        xs: A Tensor or a container of Tensors of equal length.
 
     Raises:
-        ShapeError: the Tensors of xs differ in length.
+        ShapeError: The Tensors of xs differ in length.
 
     Source: `jax.lax.map`.
 
@@ -280,7 +284,7 @@ def map(f: Callable[[Any], Any], xs: Any) -> Any:
 class _Step:
     """One step of a loop as a flat function: carry and entry to carry and y.
 
-    `note` is the structure of the ys, which is known once the step has run.
+    `note` is the structure of the ys, which is available after the step has run.
     """
 
     note: Any = None
@@ -315,9 +319,9 @@ class _Step:
         for before, after in zip(self.carry.tensors, carry, strict=True):
             if before.shape != after.shape or before.dtype != after.dtype:
                 raise ShapeError(
-                    "the carry of a loop must keep its shapes and dtypes; "
-                    f"{before.dtype} {before.shape} came out as {after.dtype} {after.shape}. "
-                    "Start with the shape and dtype that the steps give (astype, broadcast_to)."
+                    f"the carry of a loop must keep its shapes and dtypes; {before.dtype} "
+                    f"{before.shape} came out as {after.dtype} {after.shape}. Start with the "
+                    "shape and dtype that the steps return (astype, broadcast_to)."
                 )
 
 
@@ -333,7 +337,7 @@ def _length(xs: Sequence[Tensor], length: int | None) -> int:
         found = sorted(lengths, key=str)
         raise ShapeError(f"scan: xs and length must agree, got the lengths {found}")
     if not lengths:
-        raise ArgumentError("scan: give xs to go along, or the number of steps: length=…")
+        raise ArgumentError("scan: pass xs, or the number of steps as length=…")
     return lengths.pop()
 
 
@@ -349,7 +353,7 @@ def _in_turn(
     run: Any = recomputing(row) if checkpoint else None
     rows: list[Any] = [None] * n
     count = len(carry)
-    if not n:  # nothing to stack
+    if not n:  # no results to stack
         return carry, _no_steps(step, carry, xs)
     with python_loop() as loop:
         for i in reversed(range(n)) if reverse else range(n):
@@ -362,8 +366,8 @@ def _in_turn(
 
 
 def _no_steps(step: _Step, carry: Sequence[Tensor], xs: Sequence[Tensor]) -> list[Tensor]:
-    """Return the ys of no step at all: empty, in the shapes that a step would return."""
-    # the step runs once, on zeros, for nothing but its shapes: XLA traces it for them, too
+    """Return the ys of a loop with zero steps: empty, in the shapes that a step would return."""
+    # Run the step once on zeros, just for the shapes; XLA traces it for them as well.
     zeros = [dispatch.lift(np.zeros(x.shape[1:], x.dtype)) for x in xs]
     ys = step([*carry, *zeros])[len(carry) :]
     return [dispatch.lift(np.zeros((0, *y.shape), y.dtype)) for y in ys]
@@ -375,7 +379,8 @@ def _while(
     steps = 0
     with python_loop() as loop:
         while bool(goes_on(carry)):
-            if steps == max_steps:  # checked after the condition: exactly max_steps are allowed
+            # checked after the condition: exactly max_steps steps are allowed
+            if steps == max_steps:
                 raise ArgumentError(
                     f"while_loop: the condition still holds after {max_steps} steps"
                 )
@@ -383,24 +388,24 @@ def _while(
         return loop.tied(carry, [])[0] if steps else carry
 
 
-LONG = 64  # steps of a bounded loop that are worth rounds
+LONG = 64  # from this many steps on, a bounded loop runs in rounds
 
 
 def _bounded(
     goes_on: Callable[..., Tensor], step: _Step, carry: Sequence[Tensor], max_steps: int
 ) -> Sequence[Tensor]:
-    """Run a loop of a fixed number of steps, of which those after the end do nothing.
+    """Run a fixed number of steps; the steps after the end of the loop are no-ops.
 
-    A long one goes in rounds, of which those after the end do nothing as a whole: the time is that
-    of the steps that there are, and the backward pass keeps one carry for each round.
+    A long loop runs in rounds. A round after the end is a single no-op, so the time is proportional
+    to the actual number of steps, and the backward pass keeps one carry per round.
     """
     test = Captured(lambda xs: [goes_on(xs)], "while_loop")
-    # Of n steps, √n rounds of √n: both what is skipped one by one and what is kept is of order √n.
+    # With √n rounds of √n steps, both the number of skipped steps and the kept memory are O(√n).
     per_round = math.isqrt(max_steps) if max_steps > LONG else 1
 
     def goes(xs: Sequence[Tensor]) -> Tensor:
         (more,) = test(xs[:-1])
-        with masked():  # the last round may have more steps than are left: the counter says so
+        with masked():  # the last round may run past the end; the counter stops it
             return logical_and(more, xs[-1] < max_steps)
 
     def once(xs: Sequence[Tensor]) -> Sequence[Tensor]:
@@ -421,7 +426,7 @@ def _bounded(
     last, _ = scanned(body, [*carry, *zero], [], rounds, False, False)
     last = last[:-1]
     (again,) = test(last)
-    # A program cannot raise. NaN is what a reader of the results cannot take for an answer.
+    # A compiled program cannot raise. NaN cannot be mistaken for a result.
     with masked():
         over = logical_not(again)
         return [where(over, y, np.nan) if y.dtype.kind == "f" else y for y in last]

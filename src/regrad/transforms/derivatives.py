@@ -1,6 +1,6 @@
 """`vjp`, `jvp`, `jacobian`, `hessian`: the linear maps behind a gradient.
 
-Where nothing is connected they give zeros: a linear function has a Hessian.
+They return zeros where nothing is connected: a linear function has a Hessian of zeros.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 class Linearized:
-    """A function run once under a tape: its outputs, and the way back, any number of times."""
+    """A function that ran once under a tape: its outputs, and its reusable backward pass."""
 
     def __init__(
         self, f: Callable[..., Any], xs: Sequence[Any], api: str, tape: type[Tape] = Tape
@@ -42,7 +42,7 @@ class Linearized:
         callable_or_raise(f, api)
         if not xs:
             raise ArgumentError(
-                f"{api}: there is nothing to differentiate by; give the inputs of f"
+                f"{api}: there are no inputs to differentiate by; pass the inputs of f"
             )
         opened = [containers.flatten(x) for x in xs]
         self.rebuilds: list[containers.Rebuild] = [rebuild for _, rebuild in opened]
@@ -64,22 +64,22 @@ class Linearized:
 
     @property
     def value(self) -> Any:
-        """Return the value that f returned."""
+        """Return the result of f."""
         return self.rebuild(self.ys)
 
     def handed_out(self) -> Any:
-        """Return the value of f in Tensors that a custom function may make its own outputs."""
+        """Return the result of f in new Tensors, which may become outputs of a custom function."""
         return self.rebuild([dispatch.alias(y) for y in self.ys])
 
     def pull(self, dys: Sequence[Tensor]) -> list[list[Tensor]]:
-        """The gradients by all inputs of `sum(y * dy)` over all outputs."""
+        """Return the gradients by all inputs of `sum(y * dy)` over all outputs."""
         floats = [i for i, y in enumerate(self.ys) if is_inexact(y.dtype)]
         ids, dys = [self.ys[i]._id for i in floats], [dys[i] for i in floats]
         found = walk_from(reversed(self.tape.records), ids, dys, self.watched)
         return [[or_zeros(found.get(x._id), x) for x in group] for group in self.inputs]
 
     def close_inputs(self, groups: Sequence[Sequence[Any]]) -> tuple[Any, ...]:
-        """One entry per input, in the input's own structure."""
+        """Return one entry per input, in the input's own structure."""
         return tuple(r(group) for r, group in zip(self.rebuilds, groups, strict=True))
 
 
@@ -97,12 +97,14 @@ def _outputs(y: Any, api: str) -> tuple[list[Tensor], containers.Rebuild]:
 
 
 def like(values: Any, structure: Any, what: str) -> list[Tensor]:
-    """The leaves of `values` as Tensors of the shapes and dtypes of those of `structure`."""
+    """Return the leaves of `values` as Tensors, with the shapes and dtypes in `structure`."""
     tensors = containers.flatten(structure)[0]
     try:
         leaves = containers.matched(values, structure)
     except (ValueError, TypeError) as error:
-        raise ArgumentError(f"{what}: expected another structure. {error}") from None
+        raise ArgumentError(
+            f"{what}: the structure differs from the expected one. {error}"
+        ) from None
     given = []
     for leaf, t in zip(leaves, tensors, strict=True):
         v = dispatch.lift_as(leaf, t.dtype)
@@ -114,21 +116,21 @@ def like(values: Any, structure: Any, what: str) -> list[Tensor]:
 
 @helpful("vjp")
 def vjp(f: Callable[..., Any], *xs: Any, has_aux: bool = False) -> tuple[Any, ...]:
-    """Return `f(*xs)`, and the function that carries a gradient of it back to xs.
+    """Return `f(*xs)`, and a function that maps a gradient of the result to gradients of xs.
 
     Args:
-        f: A function of Tensors and containers of them, which returns the like.
-        *xs: Its arguments.
-        has_aux: f returns `(y, aux)`, and `vjp` a triple with aux.
+        f: A function of Tensors and containers of them that returns Tensors or containers of them.
+        *xs: The arguments of f.
+        has_aux: Whether f returns `(y, aux)`; `vjp` then returns a triple with aux.
 
     Raises:
-        ArgumentError: f is not callable, or there is nothing to differentiate by.
-        ShapeError, ArgumentError: (of the function) dy is not like y.
+        ArgumentError: f is not callable, or there is no input to differentiate by.
+        ShapeError, ArgumentError: (raised by the returned function) dy does not match y.
 
-    Returns `(y, vjp_function)`; `vjp_function(dy)` returns a tuple with one gradient per input,
-    each in its input's structure, zeros where nothing is connected. It can be called any
-    number of times, and differentiated. `dy` has the structure and shapes of y. With
-    `has_aux=True` f returns `(y, aux)`, and vjp `(y, vjp_function, aux)`.
+    Returns `(y, vjp_function)`. `vjp_function(dy)` returns a tuple with one gradient per input,
+    each in its input's structure, with zeros where nothing is connected. `vjp_function` can be
+    called any number of times, and can be differentiated. `dy` has the structure and shapes of y.
+    With `has_aux=True`, f returns `(y, aux)`, and vjp returns `(y, vjp_function, aux)`.
 
     Source: `jax.vjp`.
 
@@ -153,24 +155,25 @@ def vjp(f: Callable[..., Any], *xs: Any, has_aux: bool = False) -> tuple[Any, ..
 
 @helpful("jvp")
 def jvp(f: Callable[..., Any], xs: Sequence[Any], dxs: Sequence[Any]) -> tuple[Any, Any]:
-    """Return `f(*xs)`, and its derivative in the direction dxs (forward mode).
+    """Return `f(*xs)` and its derivative in the direction dxs (forward mode).
 
     Args:
-        f: A function of Tensors and containers of them, which returns the like.
-        xs: A list of its arguments.
-        dxs: A list of directions, of the structure, shapes and dtypes of xs.
+        f: A function of Tensors and containers of them that returns Tensors or containers of them.
+        xs: The list of the arguments of f.
+        dxs: The list of directions, with the structure, shapes and dtypes of xs.
 
     Raises:
-        GradientError: a rule is not linear in the gradient that arrives.
-        ArgumentError: xs or dxs are not lists.
-        ShapeError: a direction does not have the shape of its argument.
+        GradientError: A rule is not linear in the incoming gradient.
+        ArgumentError: xs or dxs is not a list.
+        ShapeError: A direction does not have the shape of its argument.
 
-    Returns `(y, dy)`, both in the structure of f's result. The derivative is computed by
-    transposing the backward pass, so custom gradients and overrides in force count here too.
-    That is right where a rule is linear in the gradient that arrives; elsewhere (a guided
-    ReLU's `dy > 0`, a clipped gradient) it raises GradientError, naming rule and op. (A linear rule
-    returns 0 for 0. regrad checks that where there are values. Under jit a rule that ignores the
-    gradient is refused, and a rule that adds something to the gradient makes the result NaN.)
+    Returns `(y, dy)`, both in the structure of f's result. regrad computes the derivative by
+    transposing the backward pass, so custom gradients and active overrides apply here too. The
+    transposition is correct if each rule is linear in the incoming gradient. For a nonlinear rule
+    (a guided ReLU's `dy > 0`, a clipped gradient), jvp raises GradientError, which names the rule
+    and the op. (A linear rule maps 0 to 0, and regrad checks that property on actual values. Under
+    jit, a rule that ignores the gradient raises GradientError, and a rule that adds a constant to
+    the gradient makes the result NaN.)
 
     Source: `jax.jvp`; the transposition is Townsend's "new trick" (2017).
 
@@ -191,7 +194,7 @@ def _pushed(run: Linearized, dxs: Sequence[Any]) -> tuple[Any, Any]:
 
 
 def push(run: Linearized, directions: Sequence[Tensor]) -> list[Tensor]:
-    """Return the tangents of the outputs by those of all inputs."""
+    """Return the tangents of the outputs for tangents of all inputs."""
     xs = [x for group in run.inputs for x in group]
     tangents: Tangents = {x._id: dx for x, dx in zip(xs, directions, strict=True)}
     found = push_through(run.tape.records, run.watched, tangents, run.ys)
@@ -202,7 +205,7 @@ def derived(
     f: Callable[..., Any], api: str, argnums: Argnums | None, has_aux: bool,
     compute: Callable[[ChosenCall], Any],
 ) -> Callable[..., Any]:  # fmt: skip
-    """Return a function of the arguments of f, whose result is computed of a call of f."""
+    """Return a function of the arguments of f whose result is computed from a call of f."""
     callable_or_raise(f, api)
     choice = ArgumentSelection(f, api, argnums, has_aux)
 
@@ -219,7 +222,7 @@ def check_lists(xs: Any, dxs: Any, api: str) -> None:
     if not isinstance(xs, list | tuple) or not isinstance(dxs, list | tuple):
         got = f"got {kind(xs)} and {kind(dxs)}. Write {api}(f, [x], [dx])."
         raise ArgumentError(
-            f"{api}(f, xs, dxs): xs and dxs are lists, one entry per argument, {got}"
+            f"{api}(f, xs, dxs): xs and dxs must be lists with one entry per argument, {got}"
         )
 
 
@@ -233,13 +236,13 @@ def jacobian(
     Args:
         f: A function that returns a Tensor or a container of Tensors.
         argnums: The position of the argument to differentiate by (default: the first), or a
-            sequence of positions, for a tuple in each place.
-        has_aux: f returns `(y, aux)`, and the function `(jacobian, aux)`.
+            sequence of positions, which makes each derivative a tuple.
+        has_aux: Whether f returns `(y, aux)`; the function then returns `(jacobian, aux)`.
 
-    For Tensors y = f(x) the result has the shape `y.shape + x.shape`, zeros where nothing is
-    connected. For containers it is y's structure with x's structure in each place. The other
-    arguments and the keywords of f are constants. With JAX data (and under `jit`) all rows are
-    computed at once, elsewhere one after another.
+    For Tensors y = f(x), the result has the shape `y.shape + x.shape`, with zeros where nothing is
+    connected. For containers, the result has y's structure with x's structure at each leaf. Other
+    arguments and keywords of f are constants. With JAX data (and under `jit`), all rows are
+    computed at once, otherwise one after another.
 
     Raises:
         ArgumentError: f is not callable, or does not return Tensors.
@@ -256,7 +259,7 @@ def jacobian(
 
 
 def _jacobian(call: ChosenCall, f: Callable[..., Any], api: str) -> Any:
-    """The derivatives of f, a function of the chosen arguments of a call, by all of these."""
+    """Return the derivatives of f, a function of the chosen arguments, by these arguments."""
     run = Linearized(f, call.inputs, f"{api}(f)(x)")
     per_output = [_rows(run, i) for i in range(len(run.ys))]
     return run.rebuild([call.parts(run.close_inputs(rows)) for rows in per_output])
@@ -264,7 +267,7 @@ def _jacobian(call: ChosenCall, f: Callable[..., Any], api: str) -> Any:
 
 @inside(masked)
 def _rows(run: Linearized, i: int) -> list[list[Tensor]]:
-    """The derivatives of all elements of one output by each input, grouped as the inputs are."""
+    """Return the derivatives of all elements of one output by each input, grouped by input."""
     y = run.ys[i]
     inputs = [x for group in run.inputs for x in group]
 
@@ -309,11 +312,11 @@ def hessian(
 
     Args:
         f: A function that returns a scalar Tensor.
-        argnums: As in `jacobian`; a sequence makes a tuple of tuples.
-        has_aux: f returns `(y, aux)`, and the function `(hessian, aux)`.
+        argnums: As in `jacobian`; a sequence makes the result a tuple of tuples.
+        has_aux: Whether f returns `(y, aux)`; the function then returns `(hessian, aux)`.
 
-    For a Tensor x the result has the shape `x.shape + x.shape`; a linear function's is zeros.
-    Reverse mode over reverse mode, so every rule counts at both orders.
+    For a Tensor x, the result has the shape `x.shape + x.shape`; for a linear function it is zeros.
+    It is reverse mode over reverse mode, so every rule applies at both orders.
 
     Raises:
         ArgumentError: f is not callable, or does not return a Tensor.
@@ -335,7 +338,7 @@ def hessian(
 
 
 def gradient_of(call: ChosenCall, inputs: Sequence[Any], api: str) -> Any:
-    """Return the gradients of a call's scalar by its inputs, as the caller asked for them."""
+    """Return the gradients of a call's scalar by its inputs, in the form of the inputs."""
     run = Linearized(call, inputs, api)
     if len(run.ys) != 1 or run.ys[0].ndim:
         raise ShapeError(

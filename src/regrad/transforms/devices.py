@@ -1,4 +1,4 @@
-"""Several devices and hosts, on JAX's own meshes and shardings."""
+"""Several devices and processes, with JAX's own meshes and shardings."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ T = TypeVar("T")
 
 @public
 def device_put(x: Any, sharding: Any) -> Any:
-    """Tensors laid out on devices, as `sharding` says.
+    """Return x with its data placed on devices according to `sharding`.
 
     Args:
         x: A Tensor, Variable, array or number, or a container of these.
         sharding: A `jax.sharding.Sharding`, as `NamedSharding(mesh, PartitionSpec("data"))`, or
             a `jax.Device`.
 
-    Returns Tensors of JAX data, in the same container. The gradient goes back to where x lay.
-    Inside a compiled function it is a constraint, and XLA moves the data where that is needed.
-    A Variable is read, and stays where it is: `v.place(sharding)` moves it.
+    Returns Tensors of JAX data in the same container. The gradient is placed where x was. Inside a
+    compiled function this is a constraint, and XLA moves the data where necessary. A Variable is
+    only read, and its own data is not moved: `v.place(sharding)` moves it.
 
-    Where the devices belong to several processes, all of them must make the call. NumPy data
-    must then be the same on all; for data of each process's own use
+    If the devices belong to several processes, all of these processes must make the call. NumPy
+    data must be the same in all of them; for data that differs by process, use
     `jax.make_array_from_process_local_data`.
 
-    Raises DeviceError if the sharding does not fit x, or the mesh has axes of the type Explicit.
+    Raises DeviceError if the sharding does not fit x, or if the mesh has axes of type Explicit.
 
     Source: `jax.device_put`.
 
@@ -55,22 +55,22 @@ def device_put(x: Any, sharding: Any) -> Any:
 
 @public
 def block_until_ready(x: T) -> T:
-    """Wait until all that x holds has been computed, and return x.
+    """Wait until everything that x holds has been computed, and return x.
 
     Args:
-        x: Anything but a function. Tensors, Variables and arrays in it are waited for, also inside
-            containers; everything else is there already.
+        x: Any object except a function. Waits for the Tensors, Variables and arrays in it, also
+            inside containers; other leaves are ignored.
 
-    A call of a compiled function returns before its results are there, and so does an op on a GPU:
-    Python goes on meanwhile. Wait before a clock is stopped. Inside a compiled function this does
-    nothing.
+    A call of a compiled function returns before its results are computed, and so does an op on a
+    GPU: Python continues meanwhile. Wait before you stop a clock. Inside a compiled function this
+    is a no-op.
 
     Returns:
         x.
 
     Raises:
-        ArgumentError: x is a function: what it would return is not computed.
-        Exception: the error of a computation that failed meanwhile.
+        ArgumentError: x is a function, not the result of a call.
+        Exception: The error of a computation that failed meanwhile.
 
     Source: `jax.block_until_ready`.
 
@@ -81,7 +81,8 @@ def block_until_ready(x: T) -> T:
     leaves = containers.flatten(x)[0]
     if callable(x) and leaves and leaves[0] is x and not isinstance(x, Module):
         raise ArgumentError(
-            f"block_until_ready: expected what a function returned, got {kind(x)}. Call it first."
+            f"block_until_ready: expected the result of a function, got {kind(x)}. Call the "
+            "function first."
         )
     for leaf in leaves:
         if isinstance(leaf, Tensor | Variable):
@@ -94,7 +95,10 @@ def block_until_ready(x: T) -> T:
 def _concrete(leaf: Any) -> Tensor:
     x = dispatch.lift(leaf)
     if type(x._data) is Symbol:
-        raise DeviceError("device_put: a Tensor of a graph lies nowhere yet; feed it what does")
+        raise DeviceError(
+            "device_put: a tensor of a graph has no data to place; place the "
+            "values that you feed for it"
+        )
     return x
 
 

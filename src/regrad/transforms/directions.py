@@ -33,18 +33,18 @@ from regrad.transforms.vmap import at_once
 
 @helpful("linearize")
 def linearize(f: Callable[..., Any], *xs: Any) -> tuple[Any, Callable[..., Any]]:
-    """Return `f(*xs)`, and the function that carries directions of xs forward.
+    """Return `f(*xs)`, and a function that maps directions of xs to directions of the result.
 
     Args:
         f: A function that returns a Tensor or a container of Tensors.
-        xs: Its arguments: Tensors or containers of Tensors.
+        xs: The arguments of f: Tensors or containers of Tensors.
 
     Returns:
-        `(y, f_jvp)`. `f_jvp(*dxs)` returns the derivative of y in the direction dxs, in the
+        `(y, f_jvp)`. `f_jvp(*dxs)` returns the derivative of y in the direction dxs, with the
         structure, shapes and dtypes of y. It can be called any number of times; f runs once.
 
     Raises:
-        GradientError: When f_jvp is called, if a rule has no forward mode, see `jvp`.
+        GradientError: If a rule has no forward mode, when f_jvp is called; see `jvp`.
 
     Source: `jax.linearize`.
 
@@ -76,11 +76,11 @@ def jacfwd(
         has_aux: As in `jacobian`.
 
     Returns:
-        A function with the results of `jacobian(f)`: shape `y.shape + x.shape`, the dtype of y.
-        It is the faster one where f has fewer inputs than outputs.
+        A function with the results of `jacobian(f)`: shape `y.shape + x.shape`, dtype of y. It is
+        faster than `jacobian` if f has fewer inputs than outputs.
 
     Raises:
-        GradientError: When it is called, if a rule has no forward mode, see `jvp`.
+        GradientError: If a rule has no forward mode, when the function is called; see `jvp`.
 
     Source: `jax.jacfwd`.
 
@@ -134,18 +134,18 @@ def hvp(f: Callable[..., Any], xs: Sequence[Any], dxs: Sequence[Any]) -> tuple[A
 
     Args:
         f: A function that returns a scalar Tensor.
-        xs: Its arguments, as in `jvp`.
+        xs: The list of the arguments of f, as in `jvp`.
         dxs: The vector: one direction per argument.
 
     Returns:
         The derivative of the gradients by xs in the direction dxs: a tuple with one entry per
-        argument, in its structure, shapes and dtypes. Forward mode over reverse mode.
+        argument, with its structure, shapes and dtypes. Computed by forward mode over reverse mode.
 
     Raises:
-        GradientError: A rule is not linear in the gradient that arrives. Reverse mode would give
-            the product with the transpose there, which is another one where rules are not true
-            derivatives; so it has to be written: `vjp` of the gradient.
-        ShapeError: f returns something else than a scalar.
+        GradientError: A rule is not linear in the incoming gradient. Reverse mode would return the
+            product with the transpose, which differs if rules are not true derivatives. For that
+            product, use `vjp` of the gradient.
+        ShapeError: f does not return a scalar.
 
     Source: Pearlmutter, "Fast exact multiplication by the Hessian" (1994); JAX's autodiff
     cookbook.

@@ -1,7 +1,7 @@
-"""Programs of XLA that write over what they are given: Variables are updated where they lie.
+"""XLA programs that overwrite their inputs: Variables are updated in place.
 
-An array that a program is given for good is *donated*: XLA may use its memory for a result. So no
-Variable's array may be anybody else's as well.
+A *donated* array is an array whose memory XLA may reuse for a result. So regrad donates a
+Variable's array only if no other object holds it.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 
 
 def compile_donating(jax: ModuleType, f: Callable[..., Any], donated: Iterable[int]) -> Any:
-    """Return a function of arrays compiled, of which it may write over those at some places.
+    """Return a compiled function of arrays that may overwrite the arrays at some places.
 
-    What it compiles lives as long as what is returned.
+    The compiled code is freed together with the returned function.
     """
 
     def trace(*arrays: Array) -> Any:
-        # signals do not wait for a trace: nothing has been given away yet
+        # Signals need not wait for a trace, because no array has been donated yet.
         with nullcontext() if are_deferred() else Deferred(), at_once():
             return f(*arrays)
 
@@ -35,12 +35,12 @@ def compile_donating(jax: ModuleType, f: Callable[..., Any], donated: Iterable[i
 
 
 def may_donate(jax: ModuleType) -> bool:
-    """Return whether programs may write over arrays: not if JAX may call them twice."""
+    """Return whether programs may overwrite arrays: JAX must not be able to call them twice."""
     return not searches_nan(jax)
 
 
 def set_apart(values: Sequence[Array], others: Iterable[Array]) -> list[Any]:
-    """Return traced arrays, each in memory of its own: those that are others as well are copied."""
+    """Return traced arrays with separate memory: arrays that occur twice are copied."""
     seen = {id(array) for array in others}
     made = []
     for value in values:

@@ -1,14 +1,14 @@
-"""Forward mode: how the outputs of a function move when its inputs do.
+"""Forward mode: the derivative of a function's outputs along directions of its inputs.
 
-There are no rules for it. The backward pass is a linear map from the gradients of the outputs to
-those of the inputs; run at 0 under a tape it leaves records of its own, and walking back along
-those is its transpose: the tangents of the outputs by those of the inputs. So custom gradients and
-overrides count here as well, where they are linear in the gradient that arrives. (Townsend, "A new
-trick for calculating Jacobian vector products", 2017.)
+Forward mode has no rules of its own. The backward pass is a linear map from the gradients of the
+outputs to the gradients of the inputs. regrad runs it at 0 under a tape, and the backward pass
+through this tape is the transpose of the map: it takes the tangents of the inputs to the tangents
+of the outputs. So custom gradients and overrides apply here as well, where they are linear in the
+incoming gradient. (Townsend, "A new trick for calculating Jacobian vector products", 2017.)
 
-What lies between regions is transposed together. A region (a loop, a branch, a compiled program)
-pushes tangents through itself, for `ForwardTape` lets it keep nothing for a way back: a loop of
-unknown length has a derivative forward, and none backward.
+The records between two regions are transposed together. A region (a loop, a branch, a compiled
+program) pushes tangents through itself; under a `ForwardTape` it keeps nothing for a backward pass.
+So a loop of unknown length has a derivative forward, and none backward.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ from regrad.transforms.steps import evaluate, sliced
 if TYPE_CHECKING:
     from regrad.core.rule import Cotangent
 
-Tangents = dict[Any, Tensor | None]  # by id; None: it does not move
+Tangents = dict[Any, Tensor | None]  # by id; None means a zero tangent
 
 
 class ForwardTape(Tape):
-    """The tape of a function that is only pushed through."""
+    """The tape of a function that needs forward mode only."""
 
     __slots__ = ()
 
@@ -55,7 +55,7 @@ def pushed(
     f: Callable[[list[Tensor]], Sequence[Tensor]], xs: Sequence[Tensor], wanted: Sequence[int],
     dxs: Sequence[Tensor],
 ) -> tuple[Sequence[Tensor], list[Tensor | None]]:  # fmt: skip
-    """Return the results of f, and how they move when the inputs at places `wanted` move by dxs.
+    """Return the results of f and their tangents, given tangents of the inputs at `wanted`.
 
     A tangent is None where nothing is connected.
     """
@@ -70,7 +70,7 @@ def pushed(
 def push_through(
     records: Sequence[Record], watched: set[int], tangents: Tangents, ys: Sequence[Tensor]
 ) -> list[Tensor | None]:
-    """The tangents of the ys along the records of a tape, from those of its inputs on."""
+    """Return the tangents of the ys, along the records of a tape that begins at its inputs."""
     doubts: list[Tensor] = []
     plain: list[Record] = []
     leading, used = _leading_to(records, ys)
@@ -101,7 +101,7 @@ def _outputs(record: Record, places: Sequence[int]) -> list[Any]:
 
 
 def _leading_to(records: Sequence[Record], ys: Sequence[Tensor]) -> tuple[list[Record], set[Any]]:
-    """The records that lead to the ys, oldest first, and the ids of all that is used for them."""
+    """Return the records that lead to the ys, oldest first, and the ids that they use."""
     used = {y._id for y in ys}
     found = []
     for record in reversed(records):
@@ -116,11 +116,11 @@ def _transpose(
     records: Sequence[Record], watched: set[int], tangents: Tangents,
     targets: Iterable[Tensor], doubts: list[Tensor],
 ) -> None:  # fmt: skip
-    """Add the tangents of the targets, by records without regions.
+    """Add the tangents of the targets, through records without regions.
 
-    The map from the gradients of the targets to those of what has a tangent is run at 0, under a
-    tape that admits only what is affine in what it watches; what is affine and 0 at 0 is linear,
-    and then its own backward pass is the transpose.
+    regrad runs the map from the gradients of the targets to the gradients of everything that has a
+    tangent. It runs the map at 0, under a tape that admits only ops that are affine in the watched
+    values. An affine map that is 0 at 0 is linear, so its backward pass is the transpose.
     """
     ys = {y._id: y for y in targets if is_inexact(y.dtype) and y._id in watched}
     for i in tangents.keys() & ys.keys():
@@ -146,7 +146,7 @@ def _transpose(
 
 
 def _dispelled(dys: list[Tensor | None], doubts: Sequence[Tensor]) -> list[Tensor | None]:
-    """Make all NaN if a rule returned a gradient where none arrived: a program cannot raise."""
+    """Make everything NaN if a rule maps 0 to a nonzero gradient (a program cannot raise)."""
     if not doubts:
         return dys
     broken = [any_of(logical_and(dx != 0, dx == dx)) for dx in doubts]
@@ -154,7 +154,7 @@ def _dispelled(dys: list[Tensor | None], doubts: Sequence[Tensor]) -> list[Tenso
 
 
 def _constant(f: Callable[[], Any]) -> Any:
-    """Return the array that a function makes in a trace, if it depends on nothing traced."""
+    """Return the array that a function makes in a trace, if it depends on no traced value."""
     import jax
 
     closed = jax.make_jaxpr(f)()
@@ -169,10 +169,11 @@ def _constant(f: Callable[[], Any]) -> Any:
 
 
 class LinearTape(Tape):
-    """A tape that watches gradients on their way back, and refuses what is not linear in them.
+    """A tape that watches gradients in the backward pass, and rejects nonlinear uses of them.
 
-    It looks on while the walk runs: it knows which rule is at work, and that it maps 0 to 0.
-    Of traced gradients that cannot be known; `doubts` are what rules of the user's made of 0.
+    It observes the running walk: it has the rule that is running, and checks that the rule maps 0
+    to 0. For traced gradients regrad cannot check values; `doubts` are the results of the user's
+    rules at 0.
     """
 
     __slots__ = ("doubts", "record")
@@ -184,22 +185,23 @@ class LinearTape(Tape):
         self.doubts: list[Tensor] = []
 
     def before(self, record: Record) -> None:
-        """A rule is about to run."""
+        """Note that a rule is about to run."""
         self.record: Record = record
 
     def admit(self, op: Op, rule: Rule, wanted: frozenset[int]) -> bool:
         if rule.constant:
-            return False  # a factor, like any number
+            return False  # a constant factor, like any number
         if not rule.linear_in(wanted):
             if isinstance(getattr(self.record.rule, "custom", None), OpaqueFunction):
                 raise GradientError(
-                    "forward mode: an exported program has reverse mode only, since that is what "
-                    "jax.export writes; use vjp, grad or jacobian, and grad of grad for hvp."
+                    "forward mode: an exported program has reverse mode only, because jax.export "
+                    "stores only reverse mode; use vjp, grad or jacobian, and grad of grad for "
+                    "hvp."
                 )
             raise GradientError(
-                "forward mode: the backward pass is not linear in the gradient that arrives, "
-                f"because {self.at_work()} puts it through the op type {op.type!r}. Such a rule "
-                "has no forward-mode derivative; use vjp, grad or jacobian."
+                "forward mode: the backward pass is not linear in the incoming gradient, because "
+                f"{self.at_work()} applies the op type {op.type!r} to it. Such a rule has no "
+                "forward-mode derivative; use vjp, grad or jacobian."
             )
         return True
 
@@ -219,20 +221,21 @@ class LinearTape(Tape):
             values = dx._values()
         if values is None or np.any((values != 0) & ~np.isnan(values)):
             raise GradientError(
-                f"forward mode: {self.at_work()} returns a gradient for the input "
-                f"{name_of(record, leaf)!r} even where none arrives, so it is not linear in dy. "
-                "Such a rule has no forward-mode derivative; use vjp, grad or jacobian."
+                f"forward mode: {self.at_work()} returns a nonzero gradient for the input "
+                f"{name_of(record, leaf)!r} even if the incoming gradient is 0, so it is not "
+                "linear in dy. Such a rule has no forward-mode derivative; use vjp, grad or "
+                "jacobian."
             )
 
     def read_plainly(self) -> None:
         raise GradientError(
-            f"forward mode: {self.at_work()} reads the gradient that arrives as a plain number, "
-            "so its answer may depend on it in any way. Such a rule has no forward-mode "
+            f"forward mode: {self.at_work()} reads the incoming gradient as a plain number, so "
+            "its result may depend on the gradient in any way. Such a rule has no forward-mode "
             "derivative; use vjp, grad or jacobian."
         )
 
     def at_work(self) -> str:
-        """The rule that runs, for a message."""
+        """Return the name of the running rule, for a message."""
         rule = self.record.rule
         named = describe(rule.function, rule.name) if rule.function else label(rule)
         return f"{named} for the op type {self.record.op.type!r}"

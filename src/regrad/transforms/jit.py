@@ -1,4 +1,4 @@
-"""`jit`: a function compiled by XLA, with its Variables, its overrides and its gradients."""
+"""`jit`: compile a function with XLA, including its Variables, its overrides and its gradients."""
 
 from __future__ import annotations
 
@@ -52,13 +52,14 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 Q = ParamSpec("Q")
 R = TypeVar("R")
-VERIFY = "REGRAD_JIT_VERIFY"  # in the environment: 1 for all compiled functions
-MANY = 8  # traces after which a function that is traced once more gets a warning
-KEPT = 512  # traces of one function whose programs are kept (of one or two MB, if they are small)
+VERIFY = "REGRAD_JIT_VERIFY"  # environment variable; 1 turns verify on for all compiled functions
+MANY = 8  # number of traces of one function after which regrad warns
+# number of traces of one function whose programs are kept (small ones take one or two MB)
+KEPT = 512
 
 
 class CacheInfo(NamedTuple):
-    """The counts that `f.cache_info()` returns of a compiled function."""
+    """The counts that `f.cache_info()` returns for a compiled function."""
 
     hits: int
     traces: int
@@ -97,53 +98,55 @@ def jit(
     donate: str | Sequence[str] = (),
     verify: bool | None = None,
 ) -> Any:
-    """Compile a function by XLA: forward and backward as one program, every rule in force.
+    """Compile a function with XLA: forward and backward pass, with every active rule.
 
     Args:
         f: A function of Tensors, arrays, Python numbers and containers of these, which returns
-            the like. Strings, None, dtypes and functions are static: f is compiled anew for each
-            value. Other arguments are refused, unless they are named as static.
-        static_argnames: Names of arguments that are static: numbers that f uses for shapes, axes,
-            loops and branches in Python, and hashable objects.
-        static_argnums: The same by position.
-        donate: Names of arguments whose memory the program may write over; they cannot be used
-            after the call.
-        verify: Whether each call traces f again and compares the result with the program in the
-            cache. This is slow, and finds what `jit` cannot see. By default it is done where the
+            Tensors, arrays, numbers or containers of these. Strings, None, dtypes and functions are
+            static: f is compiled again for each value. Other arguments raise ArgumentError, unless
+            they are declared static.
+        static_argnames: Names of static arguments: numbers that f uses for shapes, axes, loops and
+            branches in Python, and hashable objects.
+        static_argnums: Positions of static arguments.
+        donate: Names of arguments whose memory the program may overwrite. The caller must not use
+            them after the call.
+        verify: Whether each call traces f again and compares the trace with the cached program.
+            This is slow, and finds changes that `jit` cannot see. By default, verify is on if the
             environment has `REGRAD_JIT_VERIFY=1` when `jit` is called.
 
-    The arguments come in as Tensors, the results are Tensors of JAX data (`y.numpy()` is a view
-    where JAX can give one). f runs once for each combination of shapes and dtypes, with traced
-    Tensors that have no values; after that the compiled program runs.
+    f receives its arguments as Tensors, and the results are Tensors of JAX data (`y.numpy()` is a
+    view if JAX can provide one). f runs once for each combination of shapes and dtypes, on traced
+    Tensors that have no values; after that, the compiled program runs.
 
-    Variables that f reads are inputs of the program, those that it assigns to are outputs; the
-    memory of large ones is used again. Overrides in force count, and so do the Python values that f
-    and the rules reach through closures, globals and attributes: where one has changed, f is traced
-    again. Tensors reached that way are read at each call. Other mutable state is not seen, but
-    found by `verify`.
+    Variables that f reads are inputs of the program, and Variables that f assigns are outputs; the
+    memory of large Variables is reused. Active overrides apply. If an override has changed, or a
+    Python value that f and the rules reach through closures, globals and attributes, f is traced
+    again. Tensors reached this way are read at each call. Changes of other mutable state are
+    not detected, except by `verify`.
 
-    A function keeps what was compiled in 512 traces. After that the programs that were used longest
-    ago are dropped, with their memory, and compiled again if they are called for; so is a program
-    that was compiled for more shapes than that.
+    A function keeps the compiled programs of 512 traces. Beyond that limit, regrad drops the
+    programs that were used least recently, frees their memory, and compiles them again when they
+    are needed. regrad also drops a single program that was compiled for more shapes than that.
 
-    A compiled function can be differentiated from outside, to any order: its backward pass is
-    compiled too. Inside another compiled function it is a part of that.
+    A compiled function can be differentiated from outside, to any order; its backward pass is
+    compiled as well. Inside another compiled function, it becomes part of that function's program.
 
-    float64 data needs JAX's 64-bit mode, `jax.config.update("jax_enable_x64", True)`; without
-    it there is an error, not a loss of precision. Python numbers are float32 or int32.
+    float64 data needs JAX's 64-bit mode, `jax.config.update("jax_enable_x64", True)`. Without this
+    mode regrad raises an error and never loses precision silently. Python numbers become float32 or
+    int32.
 
     Returns:
         The compiled function, with `lower` and `cache_info`.
 
     Raises:
-        TraceError: f asks for the value of a traced Tensor, or a traced Tensor outlives the call.
+        TraceError: f reads the value of a traced Tensor, or a traced Tensor outlives the call.
         MissingPackageError: JAX is not installed.
-        ArgumentError: an argument is neither a Tensor nor static; a static argument is not
-            hashable; f makes a Variable; f uses a NumPy Generator.
-        DTypeError: data that JAX cannot hold.
-        StaleError: f does something else than its program, and `verify` is on.
+        ArgumentError: An argument is neither a Tensor nor static; a static argument is not
+            hashable; f creates a Variable; f uses a NumPy Generator.
+        DTypeError: JAX cannot hold the data.
+        StaleError: f no longer does the same as its program, and `verify` is on.
 
-    Source: `jax.jit`; that Variables are threaded through is `tf.function`'s.
+    Source: `jax.jit`; passing Variables through the program follows `tf.function`.
 
     >>> import regrad as rg
     >>> w = rg.Variable(3.0)
@@ -174,7 +177,7 @@ def _names(f: Callable[..., Any], names: str | Sequence[str], what: str) -> tupl
     signature = _signature(f)
     if signature is None or any(
         p.kind is p.VAR_KEYWORD for p in signature.parameters.values()
-    ):  # it takes any name
+    ):  # f has **kwargs
         return names
     for name in names:
         if name not in signature.parameters:
@@ -186,7 +189,7 @@ def _names(f: Callable[..., Any], names: str | Sequence[str], what: str) -> tupl
 
 
 def _places(f: Callable[..., Any], places: int | Sequence[int]) -> list[int]:
-    """Positions of arguments, those from the end too, as they count from 0."""
+    """Return positions of arguments, counted from 0; negative positions count from the end."""
     places = [operator.index(i) for i in ([places] if isinstance(places, int) else places)]
     signature = _signature(f)
     if signature is None:
@@ -204,7 +207,7 @@ def _places(f: Callable[..., Any], places: int | Sequence[int]) -> list[int]:
 
 
 class Statics:
-    """The arguments that are static: by position, and by name."""
+    """The static arguments: by position, and by name."""
 
     def __init__(
         self, parameters: Sequence[str], names: Sequence[str], places: Sequence[int]
@@ -217,7 +220,7 @@ class Statics:
     def marked(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The arguments with the static ones marked."""
+        """Return the arguments with the static ones marked."""
         return (
             tuple([Static(x) if i in self.places else x for i, x in enumerate(args)]),
             {k: Static(x) if k in self.names else x for k, x in kwargs.items()},
@@ -225,13 +228,13 @@ class Statics:
 
 
 class Jitted(Generic[P, R]):
-    """A compiled function, see `jit`."""
+    """A compiled function; see `jit`."""
 
     closes_over: tuple[str, ...] = ("f",)
     __slots__ = ("__dict__", "__weakref__", "calls", "road")
 
-    # `__call__` is the slot `road`: Python reads it and calls what is there, a function that was
-    # written for the calls of this object (see `shortcuts`).
+    # `__call__` is the slot `road`: Python reads the slot and calls its content, a function that
+    # was generated for the calls of this object (see `shortcuts`).
     if TYPE_CHECKING:
 
         def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R: ...
@@ -240,23 +243,25 @@ class Jitted(Generic[P, R]):
         find_jax("rg.jit")
         self.f = f
         self.name: str = f"jit({getattr(f, '__name__', type(f).__name__)})"
-        self.options: dict[str, Any] = options  # those of `jit`
+        self.options: dict[str, Any] = options  # the options of `jit`
         self.donate: tuple[str, ...] = _names(f, options["donate"], "donate")
         self.verify: bool = options["verify"]
-        self.programs: OrderedDict[Any, Program] = OrderedDict()  # the one used last comes last
-        self.full: bool = False  # programs are to be dropped
+        self.programs: OrderedDict[Any, Program] = OrderedDict()  # ordered by last use
+        self.full: bool = False  # some programs must be dropped
         self.dropped: int = 0
-        self.read: dict[Any, set[int]] = {}  # which arrays of the closure a trace read plainly
+        # which arrays of the closure a trace read as plain arrays
+        self.read: dict[Any, set[int]] = {}
         self.closure = Closure(f)
-        self.version: int | None = None  # of the registry, when a program was found
-        self.default: np.dtype | None = None  # the default dtype, when a program was found
-        self.stamp: Any = None  # of the registry, when the closure was made
-        self.under: tuple[Any, ...] = None, (), None, None  # overrides, arguments, what they reach
+        self.version: int | None = None  # version of the registry at the last lookup of a program
+        self.default: np.dtype | None = None  # default dtype at the last lookup of a program
+        self.stamp: Any = None  # stamp of the registry at the last creation of the closure
+        # overrides, arguments, and the values that they reach
+        self.under: tuple[Any, ...] = None, (), None, None
         self.methods: dict[int, tuple[Method, Jitted[..., Any]]] = {}
         self.calls: int = 0
         self.road: Callable[P, R]
         self.traces: int = 0
-        self.last: list[tuple[Any, ...]] = []  # what the last two traces were for
+        self.last: list[tuple[Any, ...]] = []  # keys of the last two traces
         signature = _signature(f)
         self.parameters: list[str] = list(signature.parameters) if signature is not None else []
         names = _names(f, options["static_argnames"], "static_argnames")
@@ -268,10 +273,10 @@ class Jitted(Generic[P, R]):
         if hasattr(f, "__name__"):
             update_wrapper(self, f)
         else:
-            self.__wrapped__ = f  # which says what it takes
+            self.__wrapped__ = f  # its signature is f's
 
     def __reduce__(self) -> Any:
-        """Travel by name, or as the function and the options: programs are compiled anew."""
+        """Pickle by name, or as the function and the options; programs are compiled again."""
         return own_name(self) or (_jitted, (self.f, self.options))
 
     @overload
@@ -283,7 +288,7 @@ class Jitted(Generic[P, R]):
     ) -> Callable[Q, R]: ...
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
-        """A method is compiled for each object that it is called on."""
+        """Return the compiled method of an object; each object has its own programs."""
         if instance is None:
             return self
         known = self.methods.get(id(instance))
@@ -294,26 +299,26 @@ class Jitted(Generic[P, R]):
     def _of(self, instance: Any) -> tuple[Method, Jitted[..., Any]]:
         methods, key = self.methods, id(instance)
         method = Method(self.f, instance, gone=lambda _: methods.pop(key, None))
-        static = {  # less self, which is reached
+        static = {  # without self, which is part of the closure
             "static_argnums": [i - 1 for i in self.static.places if i],
             "static_argnames": [n for n in self.static.names if n not in self.parameters[:1]],
         }
         return method, CompiledMethod(method, **{**self.options, **static})
 
     def lower(self, *args: P.args, **kwargs: P.kwargs) -> Any:
-        """Trace the function for these arguments, and return its program as JAX lowers it.
+        """Trace the function for these arguments, and return JAX's lowered program.
 
         Args:
             *args, **kwargs: Arguments as for a call. Nothing is computed.
 
         Returns:
             A `jax.stages.Lowered`: `.as_text()` is its StableHLO, and `.compile()` has
-            `.cost_analysis()` and `.memory_analysis()`. Its inputs are arrays: those of the
-            arguments, of Variables and of the closure. Overrides in force are built in.
+            `.cost_analysis()` and `.memory_analysis()`. Its inputs are arrays: the arrays of the
+            arguments, of Variables and of the closure. Active overrides are built in.
 
         Raises:
-            StateError: called in a function that is being differentiated or compiled.
-            TraceError, ArgumentError, DTypeError: as a call.
+            StateError: The caller is being differentiated or compiled.
+            TraceError, ArgumentError, DTypeError: As for a call.
 
         Source: `jax.jit(f).lower`.
 
@@ -325,9 +330,9 @@ class Jitted(Generic[P, R]):
         state = current()
         if state is not None and (state.tapes or state.region or state.guard):
             raise StateError(
-                f"{self.name}.lower: called in a function that is being differentiated or "
-                "compiled. Lower f outside of it; to see the program of a gradient, "
-                "lower a compiled one: jit(grad(f)).lower(x)."
+                f"{self.name}.lower: the caller is being differentiated or compiled. Lower f "
+                "outside of it; to see the program of a gradient, lower a compiled one: "
+                "jit(grad(f)).lower(x)."
             )
         try:
             given, reaching = self._opened(args, kwargs)
@@ -339,7 +344,7 @@ class Jitted(Generic[P, R]):
             raise
 
     def fold(self, error: Exception, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Refuse arguments that f does not take, or leave our frames out of its error."""
+        """Raise for arguments that f does not accept, or drop regrad's frames from the error."""
         if type(error) is TypeError:
             check_call(self.f, self.name, args, kwargs)
         fold(error)
@@ -347,14 +352,14 @@ class Jitted(Generic[P, R]):
     def _opened(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[OpenedArguments, list[Any]]:
-        if len(kwargs) > 1:  # f sees the order of keywords that bind to no parameter by name
+        if len(kwargs) > 1:  # f sees the order of keywords that match no parameter by name
             kwargs = {**{k: kwargs[k] for k in self.keywords if k in kwargs}, **kwargs}
         marked = self.static.marked(args, kwargs) if self.static.any else (args, kwargs)
         given = OpenedArguments(*marked, numbers="weak")
         return given, given.open_to_change(self.parameters)
 
     def call_at_length(self, *args: Any, **kwargs: Any) -> Any:
-        """Return the result of a call of any kind; `shortcuts` has roads for the usual ones."""
+        """Return the result of a call of any kind; `shortcuts` has faster paths for most calls."""
         self.calls += 1
         try:
             return self._called(args, kwargs)
@@ -377,14 +382,15 @@ class Jitted(Generic[P, R]):
         program = self._program(given, closure, overrides)
         ys, note = program(given.tensors, closure, overrides)
         if state is None and not (reaching or program.reads or self.verify or self.full):
-            if closure.met:  # (to write for one that is another at each call would take longer)
+            # (Generating code for a closure that changes at each call would take longer.)
+            if closure.met:
                 made_for = {"version": self.version, "default": self.default}
                 self.shortcuts.keep(args, kwargs, program, closure, **made_for)
             closure.met = True
         return note(ys)
 
     def _closure(self, overrides: Overrides, reaching: Sequence[object]) -> Closure:
-        """Return the closure of the function, the rules in force and functions among arguments."""
+        """Return the closure of the function, the active rules and functions among arguments."""
         stamp = registry.version, len(registry.OPS)
         if not overrides and not reaching:
             if stamp != self.stamp or not self.closure.is_current():
@@ -406,7 +412,7 @@ class Jitted(Generic[P, R]):
             self.default = default
             self.shortcuts.clear()
         known = self._key(given, closure, overrides)
-        with UPDATES:  # as the call of a program
+        with UPDATES:  # as in the call of a program
             if self.full:
                 self._drop()
             read = self.read.get(known)
@@ -416,22 +422,22 @@ class Jitted(Generic[P, R]):
                 program = self.programs[key] = self._made(given, closure, known)
                 self.full = len(self.programs) > KEPT
             elif self.verify:
-                program.body = self._body(given)  # with the arguments of this call
+                program.body = self._body(given)  # the body takes the arguments of this call
             self.programs.move_to_end(key)
         return program
 
     def _key(self, given: OpenedArguments, closure: Closure, overrides: Overrides) -> Any:
-        """Return all that a trace depends on, but for the content of arrays that it read plainly.
+        """Return everything on which a trace depends, except the content of plainly read arrays.
 
-        Nothing is missing: a trace runs f on its arguments, with what f reaches by its closure,
-        under the rules in force; ops look up the registry and the default dtype. Shapes, dtypes and
-        JAX's settings are in the key of JAX's own cache, and tapes and layouts in `Program._key`.
+        The key is complete. A trace runs f on its arguments and on the values of its closure, under
+        the active rules; ops look up the registry and the default dtype. JAX's own cache has
+        shapes, dtypes and JAX's settings in its key, and `Program._key` has tapes and layouts.
         """
         rules = _told(overrides) if overrides else ()
         return given.key, closure.key, rules, registry.version, get_default_dtype()
 
     def _drop(self) -> None:
-        """Let go of the programs that were used longest ago, and of what XLA made of them."""
+        """Drop the programs that were used least recently, and their XLA executables."""
         before = self._distinct()
         while self._kept() > KEPT:
             self.programs.popitem(last=False)
@@ -445,11 +451,11 @@ class Jitted(Generic[P, R]):
         self.full = False
 
     def _kept(self) -> int:
-        """Return how many traces there are of which something is kept."""
+        """Return the number of traces for which something is kept."""
         return sum(program.size for program in self._distinct())
 
     def _distinct(self) -> set[Program]:
-        """The programs. One that has read arrays of the closure has several keys."""
+        """Return the programs without repetition: a program that reads arrays has several keys."""
         return set(self.programs.values())
 
     def _body(self, given: OpenedArguments) -> Body:
@@ -484,11 +490,11 @@ class Jitted(Generic[P, R]):
     # -- what happened -----------------------------------------------------------------------
 
     def cache_info(self) -> CacheInfo:
-        """Return the counts of calls that found a program, of traces, and of programs.
+        """Return the numbers of cache hits, of traces, and of programs.
 
-        A program is for one state of closures, overrides and static arguments; JAX keeps one
-        executable in it for each combination of shapes and dtypes. `dropped` counts the programs
-        that had to make room for others, see `jit`.
+        A program belongs to one state of closures, overrides and static arguments; in it, JAX keeps
+        one executable for each combination of shapes and dtypes. `dropped` counts the programs that
+        were dropped to make room for others; see `jit`.
         """
         programs = len(self._distinct())
         return CacheInfo(self.calls - self.traces, self.traces, programs, self.dropped)
@@ -497,14 +503,14 @@ class Jitted(Generic[P, R]):
         shapes = [f"{a.dtype}{tuple(a.shape)}" for a in arrays]
         self.last = [*self.last[-1:], (*seen, shapes)]
         self.traces = n = self.traces + 1
-        if n >= KEPT and self._kept() >= KEPT:  # (the trace that ends now is not counted yet)
+        if n >= KEPT and self._kept() >= KEPT:  # (The trace that ends now is not counted yet.)
             self.full = True
             self.shortcuts.clear()
         if n >= MANY and n & (n - 1) == 0:
             warnings.warn(
-                f"{self.name} was traced and compiled for the {n}th time. What changed last: "
-                f"{self._change()}. Pass what changes as a Tensor, keep shapes the same (pad), or "
-                "leave what must differ outside.",
+                f"{self.name} was traced and compiled for the {n}th time. Last change: "
+                f"{self._change()}. Pass changing values as Tensors, keep shapes the same (pad), "
+                "or keep changing code out of the function.",
                 RetraceWarning,
                 stacklevel=2,
             )
@@ -514,7 +520,7 @@ class Jitted(Generic[P, R]):
         if old[0] != new[0]:
             return "the structure of the arguments, or a static argument"
         if old[2:] != new[2:]:
-            return "the overrides in force"
+            return "the active overrides"
         for name, a, b in zip(names, old[1], new[1], strict=False):
             if a != b:
                 return f"the value of {name} in the closure, from {_plain(a)} to {_plain(b)}"
@@ -522,7 +528,7 @@ class Jitted(Generic[P, R]):
             if a != b:
                 return f"the argument {path}, from {a} to {b}"
         if self.read.get(new):
-            return "the content of a NumPy array that the function reads, not as an operand"
+            return "the content of a NumPy array that the function reads as a plain array"
         return "a rule, or a setting of JAX"
 
 
@@ -531,12 +537,12 @@ if not TYPE_CHECKING:
 
 
 def _jitted(f: Callable[..., Any], options: dict[str, Any]) -> Any:
-    """Compile a function that comes out of a pickle."""
+    """Compile a function that was unpickled."""
     return jit(f, **options)
 
 
 class CompiledMethod(Jitted[..., Any]):
-    """A compiled method of one object, which it does not keep alive, but gets at each call."""
+    """A compiled method of one object; it does not keep the object alive."""
 
     def __call__(self, instance: Any, *args: Any, **kwargs: Any) -> Any:
         return self.road(*args, **kwargs)
@@ -544,8 +550,8 @@ class CompiledMethod(Jitted[..., Any]):
 
 @functools.lru_cache(maxsize=1)
 def registered(version: int, ops: int) -> list[Any]:
-    """Return the code of users' op types, rules and kernels, at a version of the registry."""
-    known = registry.OPS.loaded()  # (all that others have is the library's own)
+    """Return the code of the user's op types, rules and kernels, at a version of the registry."""
+    known = registry.OPS.loaded()  # (All other op types have only the library's own code.)
     code = [op.kernels.kernel for op in known]
     for op in known:
         code += [op.rule.function, *getattr(op.rule, "functions", {}).values()]
@@ -564,7 +570,7 @@ def in_order(overrides: Mapping[object, OpBinding]) -> list[tuple[Any, Any]]:
 
 
 def _told(overrides: Mapping[object, OpBinding]) -> tuple[Any, ...]:
-    """Return the key of the choice of rules: keys, counts, and the path."""
+    """Return the key of the selected rules: keys, counts, and the path."""
     found = [(k, b.token, b.once) for k, b in in_order(overrides)]
     return *found, PATH.get()
 

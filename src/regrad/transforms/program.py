@@ -1,32 +1,34 @@
 """Programs: flat functions of Tensors, compiled by XLA through JAX.
 
-The idea: the body is traced by this very engine, with JAX's tracers inside the Tensors. So rules,
-overrides and custom gradients mean what they mean in eager mode, because the same code binds them.
-For `docs/how_jit_works.py` in brief, take
+The idea: regrad's own engine traces the body, with JAX tracers inside the Tensors. So rules,
+overrides and custom gradients have the same meaning as in eager mode, because the same code binds
+them. As a short version of `docs/how_jit_works.py`, take
 
     step = rg.jit(lambda x: w.assign_add(x) * b)    # w: a Variable, b: a Tensor of the closure
     rg.grad(step)(x)
 
-1. `Program.__call__` finds what its body takes from outside. Tensors and arrays of the closure are
-   known before (`closure.tensors`); the Variable `w` is found by the first trace, which then ends
-   with `SourceFound` and is made anew with one more input. (The Python runs once all the same: the
-   second trace replays the first, see `replay`.)
-2. A `Variant` is the XLA program for one choice of watched inputs: here, `x` is watched. Its trace
-   runs the body in a `Region`, then the walk back (`_linearized`). Tracers that the walk has closed
-   over are what the rules keep: they become further results of the forward program.
-3. The call assigns `w` and puts one record on the tape. The walk later calls the backward program
-   with what was kept, or, at a higher order, a program of the gradient (`_derivative`).
+1. `Program.__call__` finds the values that its body captures. Tensors and arrays of the closure are
+   available before (`closure.tensors`). The first trace finds the Variable `w`; it ends with
+   `SourceFound` and is repeated with one more input. (The Python still runs once: the second trace
+   replays the first, see `replay`.)
+2. A `Variant` is the XLA program for one set of watched inputs: here, `x` is watched. Its trace
+   runs the body in a `Region`, then the backward pass (`_linearized`). The rules keep the tracers
+   that the backward pass has closed over; these tracers become further results of the forward
+   program.
+3. The call assigns `w` and puts one record on the tape. In the backward pass, this record calls the
+   backward program with the kept values, or, at a higher order, a program of the gradient
+   (`_derivative`).
 
 Invariants:
 
 * A program has no side effects. Variables are read before the call and assigned after it, under
   `UPDATES`, so that threads never see half of an update.
-* Nothing that the Python of the body decided by a value is built in unseen: values are inputs, or
-  parts of the key under which `jit` finds the program, or the trace raises.
-* An array is donated (XLA may write over it) only if nobody else can hold it. Between the donation
-  and the assignment no signal's handler runs (`Deferred`), or the Variable would be lost. To make
-  signals wait takes longer than to allocate a little memory: a few Variables of less than `WORTH`
-  bytes in all are not written over.
+* Every value on which the body's Python depends is an input, or a part of the key under which `jit`
+  finds the program; otherwise the trace raises.
+* An array is donated (XLA may overwrite it) only if no other object can hold it. Between the
+  donation and the assignment no signal handler runs (`Deferred`), because an exception there would
+  lose the Variable. Deferring signals takes longer than allocating a little memory: Variables with
+  less than `WORTH` bytes in total are not overwritten.
 * Hits of overrides are counted in the trace, and reported to the scopes that are open at each call.
 """
 
@@ -70,24 +72,24 @@ if TYPE_CHECKING:
     from regrad.core.backends import Array
     from regrad.transforms.region import CapturedValue
 
-WORTH = 2**18  # bytes of Variables; fewer are sooner replaced than written over
-EACH = 2**15  # bytes that take as long to allocate as it takes to have one more array
+WORTH = 2**18  # bytes of Variables; fewer are replaced, not overwritten
+EACH = 2**15  # bytes whose allocation takes as long as passing one more array
 
 
 class Program:
-    """A body compiled, for one state of what its closure reaches and of the overrides in force.
+    """A compiled body, for one state of its closure and of the active overrides.
 
-    JAX distinguishes shapes and dtypes. `sources` are what the body takes from outside,
-    besides its arguments: Tensors, Variables, or places of the closure (ints).
+    JAX distinguishes shapes and dtypes. `sources` are the values that the body captures besides its
+    arguments: Tensors, Variables, or places of the closure (ints).
 
-    Places count in one of two rows (`n` is the number of arguments):
+    Places count in one of two lists (`n` is the number of arguments):
 
         inputs     0 … n - 1: the arguments    from n on: the sources, in their order
         results    0 … trace.count - 1: the body's    then: the new values of `trace.assigned`,
-                   and, for a walk back, what the rules keep and neither row has yet
+                   then: values that the rules keep, unless a row has them already
 
-    JAX has a trace for each combination of shapes and dtypes; `Variant.split` says to which some
-    results belong.
+    JAX has a trace for each combination of shapes and dtypes; `Variant.split` returns the trace to
+    which some results belong.
     """
 
     def __init__(
@@ -106,25 +108,25 @@ class Program:
         self.donated = donated
         self.traces = traces
         self.verify = verify  # trace again at each call, and compare
-        self.derived = derived  # the gradient of another program: its ops are not new hits
-        self.reads = False  # whether a trace may have read arrays of the closure plainly
+        self.derived = derived  # the gradient of another program; its ops are not new hits
+        self.reads = False  # a trace may have read arrays of the closure as plain arrays
         self.closure: Closure | None = None
         self.overrides: Overrides = None
         self.sources: list[Any] = []
         self.assigned: list[Variable] = []
-        self.overwrites: bool = bool(donated)  # whether its arrays are worth writing over
+        self.overwrites: bool = bool(donated)  # its arrays are large enough to overwrite
         self.variants: dict[Any, Variant] = {}
-        self.begun: dict[Any, Trace] = {}  # traces that are to be made anew, with more inputs
-        self.quick: Variant | None = None  # for calls where nothing is in force
+        self.begun: dict[Any, Trace] = {}  # traces to repeat with more inputs
+        self.quick: Variant | None = None  # for calls without active scopes or tapes
 
     def __call__(
         self, xs: Sequence[Tensor], closure: Closure | None = None, overrides: Overrides = None
     ) -> tuple[list[Tensor], Any]:
-        """Return the results as Tensors, and the note; make assignments and records."""
+        """Return the results as Tensors, and their structure; make assignments and records."""
         with UPDATES:
             self._prepare(closure, overrides)
-            # Each turn knows more sources than the one before. They are finite, because the body
-            # runs once: the turns after the first replay it.
+            # Each iteration finds more sources than the one before. Their number is finite, because
+            # the body runs once and later iterations replay it.
             while True:
                 try:
                     return self._call(xs, current())
@@ -133,22 +135,22 @@ class Program:
 
     @property
     def size(self) -> int:
-        """The number of traces it holds; at least 1, since a failed trace takes a place as well."""
+        """Return the number of traces; at least 1, since a failed trace takes a place as well."""
         return sum(len(variant.traces) for variant in list(self.variants.values())) or 1
 
     def free(self) -> None:
-        """Let go of what was compiled, at once: a Variant and its function refer to each other."""
+        """Free the compiled code at once: a Variant and its function refer to each other."""
         for variant in self.variants.values():
             variant.compiled = None
         self.forget()
 
     def forget(self) -> None:
-        """Compile anew, for more inputs than were known."""
+        """Drop the compiled code, to compile again with more inputs."""
         self.variants.clear()
         self.quick = None
 
     def call_plainly(self, arrays: Sequence[Any], closure: Closure) -> Any:
-        """Return the result of a call for which nothing is in force, given its arrays."""
+        """Return the result of a call without active scopes or tapes, for these arrays."""
         ys, note = self([*map(wrap, arrays)], closure)
         return note(ys)
 
@@ -157,7 +159,7 @@ class Program:
         self.check_inputs(error, [*map(wrap, arrays), *map(self._value, self.sources)])
 
     def take(self, variant: Variant, results: Any) -> Any:
-        """Assign the Variables and return the results of a call that was written out."""
+        """Assign the Variables and return the results of a generated call."""
         trace, found = variant.split(results)
         for variable, data in zip(trace.assigned, found[trace.count :], strict=False):
             variable._tensor, variable._lent = wrap(data), False
@@ -169,8 +171,8 @@ class Program:
             tensors = [self._value(s) for s in self.sources if not isinstance(s, Variable)]
             refuse_elsewhere(self.name, [*xs, *tensors])
         wanted: tuple[int, ...] = ()
-        # The class of tape, and what each tape watches that does not admit every op: the trace asks
-        # such a tape op by op, so its answers are part of the program.
+        # For each tape that does not admit every op, take its class and the inputs that it watches:
+        # the trace checks each op with such a tape, so the tape is part of the key of the program.
         strict: tuple[Any, ...] = ()
         if state is None or not (state.tapes or state.guard or state.region):
             inputs = [*xs, *[self._value(s) for s in self.sources]]
@@ -183,7 +185,7 @@ class Program:
                 strict = tape_for(inputs), *strict
         if not self.assigned:
             return self._finish(inputs, len(xs), wanted, strict)
-        # what the program writes over is lost if a signal strikes before it is assigned anew
+        # A signal between the overwriting of a Variable and its assignment would lose the Variable.
         with Deferred():
             try:
                 return self._finish(inputs, len(xs), wanted, strict)
@@ -198,7 +200,7 @@ class Program:
         variant, layouts = self._variant(n, wanted, strict)
         trace, results = variant.split(variant(inputs))
         if not (wanted or variant.lent or any(layouts)):
-            self.quick = variant  # the next such call need not come this way
+            self.quick = variant  # the next such call takes the quick path
         if trace.bindings:
             trace.report(self.overrides, self.derived)
         ys = [wrap(array) for array in results[: trace.count + len(trace.assigned)]]
@@ -211,7 +213,7 @@ class Program:
     def _variant(
         self, n: int, wanted: tuple[int, ...], strict: tuple[Any, ...]
     ) -> tuple[Variant, tuple[Any, ...]]:
-        """Return the variant for a call, and the layouts of what it assigns."""
+        """Return the variant for a call, and the layouts of the Variables that it assigns."""
         layouts = tuple([layout(v._tensor._data) for v in self.assigned])
         key = self._key(wanted, strict, layouts)
         variant = self.variants.get(key)
@@ -220,11 +222,12 @@ class Program:
         return variant, layouts
 
     def _key(self, wanted: tuple[int, ...], strict: tuple[Any, ...], layouts: Any) -> Any:
-        """Return all on which a variant depends, besides the body.
+        """Return everything except the body on which a variant depends.
 
-        Nothing is missing: tapes that admit every op count by the inputs that they watch, other
-        tapes by themselves. A variant keeps the layouts of its assigned Variables, which JAX's
-        cache of traces does not distinguish, and is compiled to write over its inputs or not.
+        The key is complete. Tapes that admit every op enter it by the inputs that they watch, other
+        tapes by themselves. A variant has the layouts of its assigned Variables in its key, because
+        JAX's cache of traces does not distinguish them. The key also has whether the variant
+        overwrites its inputs.
         """
         return wanted, strict, layouts, self._donates()
 
@@ -246,19 +249,19 @@ class Program:
             return lowered
 
     def _prepare(self, closure: Closure | None, overrides: Overrides) -> None:
-        """Take in what is in force at this call."""
+        """Add the sources that are active at this call."""
         self.closure, self.overrides = closure, overrides
-        # Arrays are sources from the start: unlike a Tensor, an array may be read by functions that
-        # no trace sees (`np.sum(array)`), and then its values are compared, see `plainly`.
+        # Arrays are sources from the start: unlike Tensors, arrays may be read by functions that no
+        # trace sees (`np.sum(array)`). Then their values are compared; see `plainly`.
         if closure is not None and not self.variants and not self.sources:
             self.sources = [i for i in closure.arrays if can_go_in(closure.tensors[i]())]
 
     def _donates(self) -> bool:
-        """Return whether a variant writes over its inputs: the key of donation.
+        """Return whether a variant overwrites its inputs: the key of donation.
 
         The key is complete: donation is worth it (`find`), and JAX does not call the program twice.
         A variant donates no array that a tape watches (`Variant`). The call copies an array that
-        others may hold (`Variable._lent`), and the program a result that is two arrays
+        other objects may hold (`Variable._lent`), and the program copies a result that occurs twice
         (`set_apart`).
         """
         return self.overwrites and may_donate(self.jax)
@@ -294,43 +297,43 @@ class Program:
         value = self.source(source)
         if isinstance(value, Variable):
             return value._read()
-        # (what is written to an array from now on is for the next call)
+        # (Later writes to the array affect only the next call.)
         return value if isinstance(value, Tensor) else wrap(private(np.asarray(value)))
 
     def _value(self, source: CapturedValue | int) -> Tensor:
-        """Return a source where no tape is open: a Variable's Tensor is not lent to anybody."""
+        """Return a source where no tape is open: a Variable's Tensor stays unshared."""
         return source._tensor if isinstance(source, Variable) else self._read(source)
 
     def begin(self, former: Trace | None) -> Trace:
-        """Return a new trace of the body, which counts hits of its own."""
+        """Return a new trace of the body, which counts its own hits."""
         bindings = {k: b.copy() for k, b in (self.overrides or {}).items()} or None
         expected = None if former is None else former.flat.first
         return Trace(self.body, self.name, bindings, expected)
 
     def find(self, region: Region) -> bool:
-        """Note what a trace took from outside, and say whether that is news."""
+        """Record the sources that a trace found, and return whether there are new ones."""
         news = [v for v in region.assigned if v not in self.assigned]
         self.assigned += news
         size = sum(v.size * v.dtype.itemsize + EACH for v in self.assigned)
         self.overwrites = self.overwrites or size >= WORTH
         if region.captured:
-            # A value at a place of the closure is known by the place, not by itself: another
-            # Tensor may lie there at the next call, and is the input then.
+            # A value at a place of the closure is identified by the place, not by itself: the next
+            # call may find another Tensor there, which is the input then.
             tensors = self.closure.tensors if self.closure is not None else ()
             places = {id(read()): i for i, read in enumerate(tensors)}
             self.sources += [places.get(id(source), source) for source in region.captured]
         return bool(news or region.captured)
 
     def check_sources(self, region: Region) -> None:
-        """Raise if a trace took something from outside that the program does not know."""
+        """Raise if a trace captured a value that the program does not have as an input."""
         if region.captured:
             raise StaleError(
-                f"{self.name} is stale: traced again it uses {listed(region.captured)}, which its "
+                f"{self.name} is stale: a new trace uses {listed(region.captured)}, which its "
                 "program does not have"
             )
 
     def plainly(self, region: Region) -> list[int]:
-        """The places of arrays that a trace did not use as operands: it may have read them."""
+        """Return the places of arrays that no op of a trace used; the trace may have read them."""
         if self.closure is None:
             return []
         arrays = [(i, self.source(i)) for i in self.closure.arrays]
@@ -342,10 +345,10 @@ class Program:
         self, inputs: list[Tensor], n: int, ys: list[Tensor], results: Sequence[Array],
         trace: Trace,
     ) -> None:  # fmt: skip
-        """Put the program on the tapes; it is differentiated by its own backward program.
+        """Put the program on the tapes; its backward pass is the program's own backward program.
 
-        `trace.kept` says where each constant of that is found: in which pool, and at which place
-        there (or, for "constant", the array itself).
+        `trace.kept` lists where each constant of the backward program is found: in which pool, and
+        at which place there (for "constant", the array itself).
         """
         closure, overrides = self.closure, self.overrides
         pools = {
@@ -359,9 +362,10 @@ class Program:
             inputs: Sequence[Tensor], passage: Passage, dys: Sequence[Tensor]
         ) -> Sequence[Tensor]:
             given = [*inputs, *dys]
-            # A tape that watches the inputs wants the derivative of this walk: what was kept are
-            # numbers by now, so the gradient is computed from the inputs, by a program of its own.
-            # So it is where a result has no gradient: the backward program is for all of them.
+            # A tape that watches the inputs needs the derivative of this walk. The kept values are
+            # plain numbers by now, so a separate program computes the gradient from the inputs. The
+            # same program is used if a result has no gradient, because the backward program is for
+            # all results.
             if watched_places(given) or passage is not trace.passage:
                 derivative = self._derivative(trace, n, passage, pullback, "the gradient of")
                 return derivative(given, closure, overrides)[0]
@@ -383,7 +387,7 @@ class Program:
     ) -> Program:
         """Return the program of a gradient (by `pullback`) or of tangents (by `pushforward`).
 
-        It is a Program like any other, so it can be differentiated in its turn: any order.
+        It is an ordinary Program, so it can be differentiated again, to any order.
         """
         key = way, n, tuple(passage.wanted), tuple(passage.reached), get_default_dtype()
         if key not in trace.derivatives:

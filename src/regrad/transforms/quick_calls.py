@@ -1,9 +1,9 @@
-"""The call of a program where nothing is in force, by code that is written for its inputs.
+"""Calls of a program without active scopes or tapes, through code generated for its inputs.
 
-It does what `Program.__call__` does at length, less the branches that are never taken then: such a
-call costs a few microseconds, of which every one counts. For a program of one argument `v1` that
-reads a Tensor of its closure, whose array is `c1`, and a NumPy array `c2`, updates two Variables
-`c3` and `c4`, and returns a list, one reads
+The generated code does the same as `Program.__call__`, without the branches that are never taken in
+this case: such a call takes a few microseconds, so each microsecond matters. Take a program of one
+argument `v1` that reads a Tensor of its closure, whose array is `c1`, and a NumPy array `c2`,
+updates two Variables `c3` and `c4`, and returns a list. Its code is
 
     if program.quick is not variant: shortcuts.clear(); return program.call_plainly((v1, ), closure)
     try:
@@ -11,7 +11,7 @@ reads a Tensor of its closure, whose array is `c1`, and a NumPy array `c2`, upda
             c3t = c3._tensor
             c4t = c4._tensor
             if not (type(d := c3t._data) is Array and …): return program.call_plainly(…)
-            x2 = written[2]                    # what the array held, and that as JAX's
+            x2 = written[2]                    # the array's old content, and its JAX array
             x2 = x2[1] if c2.tobytes() == x2[0] else convert_array(2, c2)
             results = compiled(v1, c1, x2, c3t._data, c4t._data)
             if type(results) is tuple: return program.take(variant, results)    # not as usual
@@ -25,10 +25,11 @@ reads a Tensor of its closure, whose array is `c1`, and a NumPy array `c2`, upda
             return [y0, ]
     except SourceFound: …
 
-Handlers of signals run, and threads take turns, where Python calls something. Between the
-assignments nothing is called, and nothing freed (`c3t` is alive): all are seen, or none. If a
-handler has assigned to a Variable in the meantime, the program is called again, with that value. If
-the program writes over the Variables, signals wait, and other threads that read them:
+Signal handlers run, and threads switch, where Python calls something. Between the assignments the
+code calls nothing and frees nothing (`c3t` is alive), so other code sees all of them or none. If a
+handler has assigned to a Variable in the meantime, the program is called again with the new value.
+If the program overwrites the Variables, signals are deferred, and other threads that read them
+wait:
 
         with UPDATES, Deferred():
             …
@@ -59,11 +60,11 @@ if TYPE_CHECKING:
     from regrad.transforms.closures import Closure
     from regrad.transforms.program import Program
 
-SMALL = 16_384  # bytes of a NumPy array that are sooner compared than made one of JAX's
+SMALL = 16_384  # bytes of a NumPy array up to which comparing is faster than converting for JAX
 
 
 class Writer:
-    """Writes a function; `scope` has the objects that it refers to, by name."""
+    """Writes a function; `scope` maps names to the objects that the function uses."""
 
     def __init__(self, **scope: Any) -> None:
         self.lines: list[str] = []
@@ -86,13 +87,13 @@ class Writer:
 
 @functools.lru_cache(maxsize=128)
 def _compiled(source: str) -> Any:
-    return compile(source, __file__, "exec")  # whose frames are ours
+    return compile(source, __file__, "exec")  # tracebacks treat its frames as regrad's
 
 
 class QuickCall:
-    """Writes the call of a program, for a closure as it is now, and the names of its arguments.
+    """Writes the call of a program, for the current closure, and the names of its arguments.
 
-    Who calls what is written makes sure that the closure is current.
+    The caller of the generated code checks that the closure is current.
     """
 
     def __init__(
@@ -116,16 +117,16 @@ class QuickCall:
         return self.writer.made("quick")
 
     def write_call(self) -> None:
-        """Write the call and its key: all that the call depends on besides its road.
+        """Write the call and its key: everything on which the call depends besides its road.
 
-        The key is complete. The road checks that no tape watches. The other parts of `Program._key`
-        are checked here: the layouts of Variables, and JAX's search for NaN. The call reads each
-        source at its place: a Variable, a place of the closure, the content of an array. The
-        variant counts its sources, and a result with a mark comes from another trace.
+        The key is complete. The road checks that no tape watches. The generated code checks the
+        other parts of `Program._key`: the layouts of Variables, and JAX's search for NaN. The call
+        reads each source at its place: a Variable, a place of the closure, the content of an array.
+        The variant counts its sources, and a result with a mark comes from another trace.
         """
         write, variant, assigned = self.writer.write, self.variant, self.program.assigned
         write(f"if program.quick is not variant: shortcuts.clear(); {self.plainly}", 2)
-        if variant is None:  # the program has no such call
+        if variant is None:  # the program has no quick call
             write(self.plainly, 2)
             return
         single = self.program.jax.sharding.SingleDeviceSharding
@@ -137,19 +138,20 @@ class QuickCall:
         write("try:", 2)
         if variant.threads:
             write(f"with UPDATES{', Deferred()' if variant.donated else ''}:", 3)
-        if assigned:  # all checks come before the first donation: after it there is no way back
+        if assigned:  # all checks come before the first donation, which cannot be undone
             searches = "(config.jax_debug_nans or config.jax_debug_infs)"
             usual = [f"not {searches}"] if variant.donates else []
             for v in assigned:
                 name = self.names[v] = self.writer.bind(v)
-                write(f"{name}t = {name}._tensor", 4)  # which is not freed as the next is assigned
+                # keeps the old Tensor alive during the assignments
+                write(f"{name}t = {name}._tensor", 4)
                 data = f"(d := {name}t._data)"
                 usual.append(f"type{data} is Array and type(d.sharding) is single")
             self.leave_unless(" and ".join(usual))
         sources = enumerate(self.program.sources, len(self.given))
         inputs = [*self.given, *[self.source(i, source) for i, source in sources]]
         self.write_run([inputs[i] for i in (*variant.kept, *variant.places)])
-        write("except SourceFound:", 2)  # for other shapes it takes something
+        write("except SourceFound:", 2)  # for other shapes, the body captures more
         write(f"program.forget(); shortcuts.clear(); {self.plainly}", 3)
         write("except (TypeError, ValueError, NotImplementedError) as error:", 2)
         write(f"program.check_quick(error, [{', '.join(self.given)}])", 3)
@@ -159,7 +161,7 @@ class QuickCall:
         self.writer.write(f"if not ({condition}): {self.plainly}", 4)
 
     def source(self, i: int, source: Any) -> str:
-        """Write how a source is read, and return the expression for it."""
+        """Write the code that reads a source, and return the expression for it."""
         bind, write = self.writer.bind, self.writer.write
         if isinstance(source, Variable):
             name = self.names.get(source) or bind(source)
@@ -175,7 +177,7 @@ class QuickCall:
             read = self.closure.tensors[source]
             if id(read) not in self.watched:
                 self.leave_unless(f"{bind(read)}() is {bind(value)}")
-        if isinstance(value, Tensor):  # which never changes
+        if isinstance(value, Tensor):  # a Tensor of the closure never changes
             return bind(self.variant.convert(i, value))
         if type(value) is array_type():
             return bind(to_jax(np.asarray(value)))
@@ -196,7 +198,7 @@ class QuickCall:
         depth = 5 if away else 4
         if away:
             write("try:", 4)
-            # from now on other threads wait to read them; those that did have them
+            # From now on, other threads that read the Variables wait; earlier reads have a copy.
             write(" = ".join([f"{v}._away" for v in away]) + " = True", 5)
         write(f"results = compiled({', '.join(inputs)})", depth)
         write("if type(results) is tuple: return program.take(variant, results)", depth)
@@ -208,7 +210,8 @@ class QuickCall:
             write(f"{y} = Tensor(); {y}._data = {array}; {y}._id = 0", depth)
         write(f"if LIVE: {'; '.join([f'{y}._id = next_id()' for y in ys]) or 'pass'}", depth)
         same = [f"{self.names[v]}._tensor is {self.names[v]}t" for v in usual.assigned]
-        if same and not away:  # (otherwise a handler has assigned to it, which comes first)
+        # (Otherwise a handler has assigned to the Variable, and the handler's value must be used.)
+        if same and not away:
             write(f"if not ({' and '.join(same)}): {self.plainly}", depth)
         for v, y in zip(usual.assigned, ys[usual.count :], strict=True):
             write(f"{self.names[v]}._tensor = {y}; {self.names[v]}._lent = False", depth)
@@ -227,7 +230,7 @@ class QuickCall:
 
 
 def _display(value: Any) -> str:
-    """Return the expression for a container of results, which are known by number."""
+    """Return the expression for a container of results, which are identified by number."""
     if type(value) is int:
         return f"y{value}"
     if value is None:
@@ -249,5 +252,5 @@ SCOPE: dict[str, Any] = {
 
 @functools.cache
 def array_type() -> type:
-    """Return the type of JAX's arrays that have values."""
+    """Return the type of JAX arrays that have values."""
     return type(find_jax().numpy.zeros(()))

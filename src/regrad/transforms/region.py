@@ -1,29 +1,30 @@
 """Regions: bodies that are compiled, batched, repeated, or run again.
 
-The idea: a body of the user's (of `jit`, `scan`, `cond`, `vmap`, `checkpoint`) becomes *one* record
-of the tapes outside, whatever it does inside. Take
+The idea: a user's body (of `jit`, `scan`, `cond`, `vmap`, `checkpoint`) becomes *one* record of the
+tapes outside, whatever it does inside. Take
 
     w = rg.Variable(2.0)
     b = rg.tensor(1.0)
     rg.scan(lambda carry, x: (carry * w + b, None), init, xs)
 
-The step is given `carry` and `x`, but it also uses `w` and `b`. While it runs, a `Region` is open,
-and every op asks it for what stands inside for its operands (`Region.enter`), every Variable for
-its value inside (`Region.read`). That is how the region comes to know that the loop has four inputs
-(`init`, `xs`, `w`, `b`) and not two. What the body assigns to Variables becomes further outputs.
+The step receives `carry` and `x`, but it also uses `w` and `b`. While it runs, a `Region` is open.
+Every op calls `Region.enter` to get the stand-ins of its operands inside, and every Variable calls
+`Region.read` to get its value inside. In this way the region finds that the loop has four inputs
+(`init`, `xs`, `w`, `b`) and not two. Assignments to Variables in the body become further outputs.
 Then `record_region` puts one record on the tapes, `(init, xs, w, b)` to `(carry, ys)`, whose rule
-(`RegionRule`) gets the gradient from whoever made the region.
+(`RegionRule`) gets the gradient from the code that made the region.
 
 Invariants:
 
-* Tapes outside see nothing of the inside. They are suspended; `RegionTape`s that the region has of
-  its own watch what they watch, and so find out which inputs lead to which outputs (`Passage`).
+* Tapes outside record nothing of the inside. They are suspended. The region's own `RegionTape`s
+  watch the same values and find out which inputs lead to which outputs (`Passage`).
 * Ids only grow. A Tensor is from outside exactly if its id is smaller than the region's `mark`.
-* Whatever stands inside for something outside has an id just above `mark` (`_early_id`), and is
-  found by the `id()` of the object outside, which is kept alive as long as the region.
-* Regions nest. What an inner one takes from outside, the outer one is asked for in turn.
-* The gradient of a region is that of its body under the overrides that were in force when it ran:
-  a traced body is replayed (see `replay`), the Python of an eager `checkpoint` runs again.
+* The stand-in for an outside object has an id just above `mark` (`_early_id`). The region finds it
+  by the `id()` of the outside object, which the region keeps alive.
+* Regions nest. An inner region captures through the outer region, which captures the same value
+  first.
+* The gradient of a region is the gradient of its body under the overrides that were active when it
+  ran: a traced body is replayed (see `replay`), and the Python of an eager `checkpoint` runs again.
 """
 
 from __future__ import annotations
@@ -58,29 +59,29 @@ if TYPE_CHECKING:
     from regrad.core.tape import Record
     from regrad.transforms.trail import Reached, Trail
 
-Flat = Callable[[Sequence[Tensor]], Sequence[Tensor]]  # a body whose containers are open
-CapturedValue = Tensor | Variable  # a thing that a body takes from outside
+Flat = Callable[[Sequence[Tensor]], Sequence[Tensor]]  # a body without containers
+CapturedValue = Tensor | Variable  # a value that a body captures
 
-# The ids of stand-ins are mark + STEP, mark + 2 * STEP, …: between two whole numbers, so that none
-# is ever another Tensor's, and exact, since a float has 52 bits and the ids in use need far fewer.
+# The ids of stand-ins are mark + STEP, mark + 2 * STEP, …. They lie between two whole numbers, so
+# they differ from the ids of all Tensors. They are exact, because ids use far fewer than 52 bits.
 #
 #     0 … mark - 1         mark         mark + STEP, …         mark + 1, …
 #     made before it:      the region   its stand-ins:         made later: inside, or
 #     from outside                      inside                 the mark of a region in it
 #
-# To a region in it the stand-ins are from outside: their ids are smaller than its mark.
+# For an inner region, the stand-ins are from outside: their ids are smaller than its mark.
 STEP = 2.0**-20
 
 
 class Region:
-    """One run of a body: what it takes from outside, and what it assigns.
+    """One run of a body: the values that it captures, and the Variables that it assigns.
 
-    `stand_ins` maps outer Tensors, by `id()`, to what stands for them inside; `values` are the
-    values of Variables inside. What is not given there is added as it is found, and listed in
-    `captured`. What the suspended tapes watch, the tapes of the region watch as well.
+    `stand_ins` maps outer Tensors, by `id()`, to their stand-ins inside; `values` are the values of
+    Variables inside. The region adds missing entries as it finds them, and lists them in
+    `captured`. The region's tapes watch the same values as the suspended tapes.
     """
 
-    draws = True  # whether a Generator may be used where nothing is traced
+    draws = True  # a Generator may be used where nothing is traced
 
     def __init__(
         self,
@@ -102,59 +103,60 @@ class Region:
         self.captured: list[CapturedValue] = []
         self.assigned: list[Variable] = []
         self.entries: dict[int, Tensor] = {}  # the first stand-in of each of `captured`
-        self.drawn: dict[int, tuple[Any, Any]] = {}  # Generators, and where they stood
-        self.alive: list[Any] = []  # so that no id() in `stand_ins` is used twice
-        self.capture: Any = None  # the capture or trail of the body that is running
-        self.lasting = False  # whether a program is made of this run, for many calls
-        self.operands: set[int] = set()  # arrays that ops have taken, by id()
+        self.drawn: dict[int, tuple[Any, Any]] = {}  # Generators, with their states
+        self.alive: list[Any] = []  # keeps objects alive, so that no id() in `stand_ins` is reused
+        self.capture: Any = None  # the capture or trail of the running body
+        self.lasting = False  # the run makes a program for many calls
+        self.operands: set[int] = set()  # arrays used as operands of ops, by id()
 
     def swap(self, capture: Trail | None) -> Any:
-        """Put a capture to work, or none, in the place of the one that is returned."""
+        """Activate a capture, or none, and return the previous one."""
         self.capture, before = capture, self.capture
         return before
 
     def did(self, *step: Any) -> None:
-        """An op was run: its type, rule, inputs, attributes, result, and layout."""
+        """Record an op that ran: its type, rule, inputs, attributes, result, and layout."""
         if self.capture is not None:
             self.capture.did(*step)
 
     def _reached(self, source: Reached, inner: Tensor) -> Tensor:
-        """Tell the capture about something from outside."""
+        """Report a value from outside to the capture."""
         if self.capture is not None:
             self.capture.source(source, inner)
         return inner
 
     @property
     def outer(self) -> Region | None:
-        """The region around, if there is one."""
+        """Return the enclosing region, or None."""
         return None if self.around is None else self.around.region
 
     def enter(self, x: Tensor) -> Tensor:
         """Return the stand-in for a Tensor, or the Tensor itself if it was made inside."""
-        if not 0 <= x._id < self.mark:  # (constants of regrad's own have negative ids)
+        if not 0 <= x._id < self.mark:  # (regrad's own constants have negative ids.)
             return x
         inner = self.stand_ins.get(id(x))
         if inner is None:
-            # regions around take it in first, so that it is an input of each of them as well
+            # Enclosing regions capture it first, so that it is an input of each of them as well.
             outside = x if self.outer is None else self.outer.enter(x)
             inner = self.stand_ins[id(x)] = self.entries[id(x)] = self._stand_in(outside)
             self.captured.append(x)
         return self._reached(x, inner)
 
     def first(self, source: Reached, number: float) -> Any:
-        """Return where a body that is replayed looks for something outside (see `ReplayRegion`)."""
+        """Return where a replayed body looks up a value from outside (see `ReplayRegion`)."""
         return source
 
     def read(self, variable: Variable) -> Tensor:
         """Return the value of a Variable at this point of the body."""
         if variable not in self.values:
-            # in the state outside: a region there is asked in turn, tapes there watch the Variable
+            # Read in the state outside: the enclosing region captures it, and outer tapes watch it.
             with in_state(self.around):
                 value = variable._read()
             if self.traced or self.tapes:
                 value = self._stand_in(value)
-            else:  # the tapes outside go on, and know the value by its id
-                self.stand_ins[id(value)] = value  # so that it is not a second, lasting input
+            else:  # the tapes outside go on, and identify the value by its id
+                # so that it does not become a second, permanent input
+                self.stand_ins[id(value)] = value
                 self.alive.append(value)
             self.values[variable] = self.entries[id(variable)] = value
             self.captured.append(variable)
@@ -163,8 +165,9 @@ class Region:
         return self.values[variable]
 
     def assign(self, variable: Variable, value: Tensor) -> None:
-        """Give a Variable a new value, which leaves the region as an output."""
-        # the Variable itself is untouched: if the body fails, or is traced again, nothing happened
+        """Assign a Variable; the new value leaves the region as an output."""
+        # The Variable itself is untouched: if the body fails or is traced again, nothing has
+        # changed.
         self.values[variable] = value
         if variable not in self.assigned:
             self.assigned.append(variable)
@@ -172,9 +175,9 @@ class Region:
             self.capture.assign(variable, value)
 
     def array(self, value: Array) -> Tensor:
-        """Return the stand-in for an array that the body uses, or a copy of its content of now.
+        """Return the stand-in for an array that the body uses, or a copy of its current content.
 
-        A copy, because its owner may write to it before the gradient is taken.
+        It must be a copy, because the owner may write to the array before the backward pass.
         """
         inner = self.stand_ins.get(id(value))
         if inner is not None:
@@ -185,32 +188,31 @@ class Region:
         return self._reached_if_traced(value, wrap(BACKENDS[type(value)].own(value)))
 
     def _reached_if_traced(self, value: Array, inner: Tensor) -> Tensor:
-        """Tell the capture about an array without values; any other is a constant."""
+        """Report an array without values to the capture; any other array is a constant."""
         return self._reached(value, inner) if is_traced(inner._data) else inner
 
     def stand_in_for(self, source: CapturedValue) -> Tensor:
-        """Return the stand-in for something captured, as it was before any assignment."""
+        """Return the stand-in for a captured value, as it was before any assignment."""
         return self.entries[id(source)]
 
     def refuse_read(self, x: Tensor) -> None:
-        """Raise if a program would be made of the values of a Tensor from outside."""
-        # Only the outermost region knows whether what is traced will be called again: a `cond`
-        # inside a `jit` is as lasting as the `jit`.
+        """Raise if a program would depend on the values of a Tensor from outside."""
+        # The outermost region decides: a `cond` inside a `jit` is called as often as the `jit`.
         root = self
         while root.outer is not None:
             root = root.outer
         if root.lasting and 0 <= x._id < root.mark:
             raise TraceError(
-                f"the values of a Tensor ({x.dtype}, shape {x.shape}) from outside were asked for "
-                f"under {root.kind}, by bool(), float(), .numpy(), an if or the like: they would "
-                "be built into the program, and the Tensor that stands there next would not be "
-                "seen. Compute with regrad's functions, or keep a Python number there instead."
+                "bool(), float(), .numpy(), an if or the like read the values of a Tensor "
+                f"({x.dtype}, shape {x.shape}) from outside under {root.kind}. The program would "
+                "have these values built in, and would not see another Tensor in its place. "
+                "Compute with regrad's functions, or keep a Python number there instead."
             )
 
     def generator(self, generator: np.random.Generator) -> None:
-        """Note the state of a NumPy Generator, which will have moved on when this runs again.
+        """Record the state of a NumPy Generator, for when this body runs again.
 
-        Raise where its numbers would be drawn once for many calls.
+        Raises if its numbers would be drawn once for many calls.
         """
         if self.traced or not self.draws:
             raise ArgumentError(
@@ -221,7 +223,7 @@ class Region:
         self.drawn.setdefault(id(generator), (generator, generator.bit_generator.state))
 
     def make_stand_in(self, x: Tensor) -> Tensor:
-        """Return a stand-in for something from outside, watched by the tapes that watch it."""
+        """Return a stand-in for a value from outside, watched by the tapes that watch the value."""
         y = type(x)()
         y._data = x._data
         y._id = self._early_id()  # pyright: ignore[reportAttributeAccessIssue]
@@ -231,43 +233,43 @@ class Region:
 
     def _stand_in(self, x: Tensor) -> Tensor:
         if not (self.tapes or self.traced):
-            return x  # nobody has to tell the inside from the outside
+            return x  # no tape needs to distinguish the inside from the outside
         if is_symbolic(x):
             raise GraphError(
-                f"{self.kind}: the function uses {x._data.name!r}, a tensor of a graph, by its "
-                "closure, and none of its arguments is of the graph. Pass the tensor as an "
-                "argument, and the function becomes a part of the graph."
+                f"{self.kind}: the function uses {x._data.name!r}, a tensor of a graph, through "
+                "its closure, and none of its arguments belongs to the graph. Pass the tensor as "
+                "an argument; the function then becomes a part of the graph."
             )
         y = self.make_stand_in(x)
         return self._without_values(y) if self.lasting else y
 
     def _without_values(self, x: Tensor) -> Tensor:
-        """Trace what will be an input of a program: no Python may depend on its values."""
+        """Trace a future input of a program, so that no Python can depend on its values."""
         import jax
 
         library = BACKENDS[type(x._data)].name
-        if library != "torch":  # which the program will refuse
+        if library != "torch":  # the program rejects PyTorch data later
             data = JAX.from_numpy(x._data) if library == "numpy" else x._data
-            # the cheapest op of JAX whose result is a tracer: XLA removes it
+            # This is JAX's cheapest op whose result is a tracer; XLA removes it.
             x._data = jax.lax.optimization_barrier(data)
         return x
 
     def _early_id(self) -> float:
-        """Return an id as old as the region: for regions inside, it comes from outside."""
+        """Return an id as old as the region: for inner regions, it comes from outside."""
         self.count += 1
         return self.mark + self.count * STEP
 
     def refuse_variable(self, name: str | None) -> None:
-        """Raise for a Variable that is being made inside."""
+        """Raise for a Variable that the body creates."""
         raise ArgumentError(
-            f"a Variable{f' ({name!r})' if name else ''} is being made inside {self.kind}, where "
-            "the body may run any number of times, or be traced once for many calls. Make "
+            f"a Variable{f' ({name!r})' if name else ''} is created inside {self.kind}, where the "
+            "body may run any number of times, or be traced once for many calls. Create "
             "Variables outside, once, and assign to them inside."
         )
 
 
 class OpenRegion(Region):
-    """A region in which the tapes outside go on: they know Tensors by their ids."""
+    """A region in which the tapes outside go on: they identify Tensors by their ids."""
 
     def __init__(self, kind: str, *stand_ins: Any) -> None:
         super().__init__(kind, *stand_ins)
@@ -283,7 +285,7 @@ def is_watched(x: Tensor, state: State) -> bool:
 
 
 class RegionTape(Tape):
-    """The tape of a body: it watches what any of the suspended tapes watches."""
+    """The tape of a body: it watches everything that a suspended tape watches."""
 
     __slots__ = ("levels", "outer")
 
@@ -299,16 +301,16 @@ class RegionTape(Tape):
         return any(tape.wants(variable) for tape in self.outer)
 
     def watch(self, stand_in: Tensor, x: Tensor) -> None:
-        """Watch what stands for x, if x is watched outside."""
+        """Watch the stand-in for x, if a tape outside watches x."""
         if any(x._id in tape.watched for tape in self.outer):
             self.watched.add(stand_in._id)
 
 
 class DependenceTape(RegionTape):
-    """A tape that only notes which ids lead to which, and keeps no value.
+    """A tape that only records which ids lead to which, and keeps no value.
 
-    It is enough where the body will be replayed for its gradient. Tensors of the body can then be
-    freed as soon as the body has used them.
+    It is enough if the body will be replayed for its gradient. Each Tensor of the body can be freed
+    after its last use in the body.
     """
 
     __slots__ = ()
@@ -321,8 +323,8 @@ class DependenceTape(RegionTape):
 class ForwardingTape(DependenceTape):
     """The tape inside for a suspended tape that does not admit every op.
 
-    A tape of forward mode, for instance, refuses rules that are not linear. It is asked op by op
-    here: outside it would be asked once, about a region of which it knows nothing.
+    A tape of forward mode, for example, rejects rules that are not linear. It checks op by op here;
+    outside, it would have to check one region without any details.
     """
 
     __slots__ = ()
@@ -331,7 +333,7 @@ class ForwardingTape(DependenceTape):
 
     def admit(self, op: Op, rule: Rule, wanted: frozenset[int]) -> bool:
         admitted = [tape.admit(op, rule, wanted) for tape in self.outer]
-        return any(admitted)  # after each has had its say
+        return any(admitted)  # every tape checks the op first
 
     def read_plainly(self) -> None:
         for tape in self.outer:
@@ -339,17 +341,18 @@ class ForwardingTape(DependenceTape):
 
 
 class Dependences(list[Any]):
-    """The inputs on which each id depends, in the place of the records of a tape that keeps none.
+    """The inputs on which each id depends; replaces the records of a tape that keeps none.
 
-    The masks have a bit for each id of `inputs` (what is watched, say) that no op has made. For the
-    inputs `a` and `b` and the step `c = a * b, d = exp(b)` they are `a: 01, b: 10, c: 11, d: 10`.
+    The masks have a bit for each id in `inputs` that no op has made (for example watched ids). For
+    the inputs `a` and `b` and the step `c = a * b, d = exp(b)` they are
+    `a: 01, b: 10, c: 11, d: 10`.
     """
 
     def __init__(self, inputs: set[Any], records: Iterable[Record] = ()) -> None:
         super().__init__()
         self.inputs = inputs
         self.masks: dict[Any, int] = {}
-        self.bit: int = 1  # of the next input
+        self.bit: int = 1  # the bit of the next input
         for record in records:
             self.append(record)
 
@@ -369,7 +372,7 @@ class Dependences(list[Any]):
 
 
 def links_of(record: Record) -> Iterable[tuple[Sequence[Any], Sequence[Any]]]:
-    """Return which ids lead to which by a record, per output where its rule can tell."""
+    """Return which ids lead to which through a record, per output if its rule can separate them."""
     inputs, outputs = record.inputs, record.outputs
     if not isinstance(outputs, tuple):
         return ((inputs, (outputs,)),)
@@ -382,7 +385,7 @@ def links_of(record: Record) -> Iterable[tuple[Sequence[Any], Sequence[Any]]]:
 
 
 def inner_tapes(kind: type[RegionTape], state: State | None) -> tuple[RegionTape, ...]:
-    """Return the tapes of a body: a main one of this kind, and one for each strict one outside."""
+    """Return the tapes of a body: one of this class, and one for each strict tape outside."""
     outer = () if state is None else state.tapes
     if state is None or not outer:
         return ()
@@ -394,7 +397,7 @@ def inner_tapes(kind: type[RegionTape], state: State | None) -> tuple[RegionTape
 def run_inside(
     body: Callable[[], Any], region: Region, overrides: Overrides, tapes: tuple[Tape, ...] = ()
 ) -> Any:
-    """Run a body in a region, with these tapes and no others."""
+    """Run a body in a region, with only these tapes."""
     new = [tape for tape in tapes if tape not in OPEN]
     close = partial(deque, map(OPEN.pop, new, repeat(None)), 0)
     try:
@@ -402,13 +405,13 @@ def run_inside(
         with in_state(State(tapes, overrides, None, region)):
             return body()
     finally:
-        close()  # a single call: a signal's handler may raise after any
+        close()  # close in a single call: a signal handler may raise after any call
 
 
 def results(flat: Flat, xs: Sequence[Tensor], region: Region) -> list[Tensor]:
     """Return the results of a flat body that runs in a region.
 
-    They enter the region as inputs of ops do: a body may return a Tensor from outside as it is.
+    They enter the region like inputs of ops: a body may return a Tensor from outside unchanged.
     """
     return [region.enter(y) for y in flat(xs)]
 
@@ -424,13 +427,13 @@ REGION = Op("_Region", "region", _no_kernel, [Input("xs", "many")], several=True
 
 
 class Passage:
-    """The inputs of a region that are wanted and the outputs that they reach, as places.
+    """The wanted inputs of a region and the outputs that they reach, as places.
 
-    `edges` tell which input reaches which outputs: `{input: outputs}`. Without them each input
-    is taken to reach all. With `(w, x, i) -> (w * x, i + 1)`, where tapes watch `w` and `x`, the
-    edges are `{0: [0], 1: [0]}`, `wanted` is [0, 1], and `reached` is [0].
+    `edges` maps each input to the outputs that it reaches: `{input: outputs}`. Without edges, each
+    input is assumed to reach all outputs. With `(w, x, i) -> (w * x, i + 1)`, where tapes watch `w`
+    and `x`, the edges are `{0: [0], 1: [0]}`, `wanted` is [0, 1], and `reached` is [0].
 
-    A walk back goes by the part that leads to the outputs that have a gradient (`narrowed`).
+    A backward pass uses only the part that leads to outputs with a gradient (`narrowed`).
     """
 
     def __init__(
@@ -448,7 +451,7 @@ class Passage:
         self.whole: Passage = whole or self
 
     def narrowed(self, used: Collection[int]) -> Passage:
-        """Return the part that leads to some of the outputs; its `whole` is the first passage."""
+        """Return the part that leads to some of the outputs; its `whole` is the full passage."""
         if len(used) == len(self.reached):
             return self
         edges = {i: [y for y in places if y in used] for i, places in self.edges.items()}
@@ -460,14 +463,14 @@ Answer = Callable[[Sequence[Tensor], Passage, Sequence[Tensor]], Sequence[Any]]
 
 
 class RegionRule(Rule):
-    """The way of gradients and tangents through a region.
+    """The rule for gradients and tangents of a region.
 
-    `answer(inputs, passage, dys)` returns the gradients by the inputs that are wanted, of those of
-    the outputs that they reach; `push(inputs, passage, dxs)` the tangents of the outputs reached,
-    by those of the wanted inputs. `inputs` are the Tensors outside, all of them.
+    `answer(inputs, passage, dys)` maps the gradients of the reached outputs to the gradients by the
+    wanted inputs. `push(inputs, passage, dxs)` maps the tangents of the wanted inputs to the
+    tangents of the reached outputs. `inputs` are all Tensors outside.
 
-    An output that nothing uses has no gradient. The passage then is the narrowed one: zeros for
-    that output would run rules that are on no path.
+    An unused output has no gradient. The passage is narrowed then: zeros for this output would run
+    rules that are on no path.
     """
 
     sparse = True
@@ -482,7 +485,7 @@ class RegionRule(Rule):
         self.push = push
 
     def linear_in(self, wanted: frozenset[int]) -> bool:
-        return True  # its body was checked op by op, see RegionTape
+        return True  # its body was checked op by op; see RegionTape
 
     def pull(self, record: Record, dy: Any, wanted: Sequence[int]) -> Any:
         passage = self.passage.narrowed([i for i in self.passage.reached if dy[i] is not None])
@@ -496,8 +499,8 @@ def record_region(rule: RegionRule, ys: Sequence[Tensor]) -> None:
     passage = rule.passage
     if state is None or not passage.wanted or not passage.reached:
         return
-    # The id 0 is watched by no tape: an input that leads nowhere has no gradient, and an output
-    # that nothing leads to passes none back. So a walk asks for neither.
+    # No tape watches the id 0. It marks inputs that lead to no output, and outputs to which no
+    # input leads; the backward pass skips both.
     keys = {i: rule.inputs[i]._id for i in passage.wanted}
     ids = tuple(keys.get(i, 0) for i in range(len(rule.inputs)))
     specs = [(x._data.shape, x._data.dtype) for x in rule.inputs]
@@ -511,12 +514,12 @@ def record_region(rule: RegionRule, ys: Sequence[Tensor]) -> None:
         if leading:
             tape.admit(REGION, rule, frozenset({0}))
             tape.entries.append(entry)
-            # not all outputs: a loop may carry an index next to the weights
+            # Watch only the reached outputs: a loop may carry an index next to the weights.
             tape.watched.update(ys[j]._id for i in leading for j in passage.edges[i])
 
 
 def check_guard(inputs: Sequence[Tensor]) -> None:
-    """Raise if the region takes in what a custom function around it was not given."""
+    """Raise if the region captures a value that the surrounding custom function did not receive."""
     state = current()
     if state is not None and state.guard is not None:
         state.guard.check(REGION, inputs)
@@ -528,14 +531,16 @@ def passage_between(
 ) -> Passage:  # fmt: skip
     """Return which of the wanted inputs of a body reach which of its outputs.
 
-    `ids` are those of the inputs inside, and `outputs` the ids of the results, once for each body
-    of which one will count. `loops` are (result, input): what comes round again.
+    `ids` are the ids of the inputs inside. `outputs` has the ids of the results, once for each body
+    of which one will count. `loops` are pairs (result, input) that connect a carry to its next
+    step.
     """
     found: Any = tape.records
     if not isinstance(found, Dependences):
         found = Dependences(set(ids), found)
     masks = [reduce(or_, map(found.of, of_bodies), 0) for of_bodies in zip(*outputs, strict=True)]
-    for y, x in loops:  # (one by one is enough for chains of carries, too: Warshall's algorithm)
+    # (One pass over the pairs is enough for chains of carries as well: Warshall's algorithm.)
+    for y, x in loops:
         bit = found.of(ids[x])
         masks = [mask | masks[y] if mask & bit else mask for mask in masks]
     edges = {i: [y for y, mask in enumerate(masks) if mask & found.of(ids[i])] for i in wanted}
@@ -544,7 +549,7 @@ def passage_between(
 
 
 def tape_for(inputs: Sequence[Tensor]) -> type[RegionTape]:
-    """Return the class of tape for a body: one that keeps values, if gradients go back to any."""
+    """Return the class of tape for a body: one that keeps values, if gradients need them."""
     state = current()
     tapes = () if state is None else state.tapes
     back = [tape for tape in tapes if not tape.watched.isdisjoint([x._id for x in inputs])]
@@ -552,13 +557,13 @@ def tape_for(inputs: Sequence[Tensor]) -> type[RegionTape]:
 
 
 def listed(sources: Sequence[CapturedValue]) -> str:
-    """Return the names of what a body takes from outside, for messages."""
+    """Return the names of the values that a body captures, for messages."""
     names = [f"the Variable {s.name!r}" for s in sources if isinstance(s, Variable)]
     return ", ".join(names) or "a Tensor of its closure"
 
 
 def watched_places(inputs: Sequence[Tensor]) -> tuple[int, ...]:
-    """Return which of these the open tapes watch."""
+    """Return which of these Tensors the open tapes watch."""
     state = current()
     if state is None or not state.tapes:
         return ()
@@ -566,14 +571,14 @@ def watched_places(inputs: Sequence[Tensor]) -> tuple[int, ...]:
 
 
 def in_trace(xs: Iterable[Tensor]) -> bool:
-    """Return whether a body that JAX compiles is open, or one of these is traced."""
+    """Return whether a body that JAX compiles is open, or one of these Tensors is traced."""
     state = current()
     inside = state is not None and state.region is not None and state.region.traced
     return inside or any(is_traced(x._data) for x in xs)
 
 
 def watched_by(tape: Tape, xs: Sequence[Tensor]) -> tuple[int, ...]:
-    """Return which of these one tape watches."""
+    """Return which of these Tensors one tape watches."""
     return tuple(i for i, x in enumerate(xs) if x._id in tape.watched)
 
 

@@ -1,20 +1,20 @@
-"""Python that runs once: what a body did, as data that can be done again.
+"""Python that runs once: the actions of a body, recorded so that they can be repeated.
 
-A body that is traced (by `jit`, `cond`, `scan`, `vmap`, …) may be needed several times: its
-gradient is a loop or a branch of its own, and so is the gradient of that. The user's Python must
-not run again for it. It may count its calls, draw numbers, or read what has changed since, and
-would then give the gradient of another function. So its first run is *captured*, as a list of
-steps: ops with their attributes and the rules in force, custom functions, regions, and which Tensor
-went where. To replay the steps on other inputs is to run the body again.
+A traced body (of `jit`, `cond`, `scan`, `vmap`, …) may be needed several times: its gradient is a
+loop or a branch of its own, and so is the gradient of the gradient. The user's Python must not run
+again for it. It may count its calls, draw numbers, or read state that has changed since, and would
+then return the gradient of another function. So its first run is *captured* as a list of steps: ops
+with their attributes and active rules, custom functions, regions, and the wiring of the Tensors. To
+run the body again, regrad replays the steps on other inputs.
 
-`steps` says what a step is, and how it runs on other inputs.
+`steps` defines the steps, and how they run on other inputs.
 
 Invariants:
 
-* An array that another library computed in the trace is neither a constant nor made by a step: a
-  *stranger*. A body with strangers of which too little is known is not `complete`.
-* The Python of a body that is not complete, and that of an eager `checkpoint`, which must let go of
-  what it computed, runs again. It must do what it did at first (see `trail`).
+* An array that another library computed in the trace is neither a constant nor the result of a
+  step: it is a *stranger*. A body that has strangers without a recorded origin is not `complete`.
+* The Python runs again for a body that is not complete, and for an eager `checkpoint`, which must
+  free its intermediate values. It must do the same as in the first run (see `trail`).
 """
 
 from __future__ import annotations
@@ -60,30 +60,30 @@ if TYPE_CHECKING:
     from regrad.core.tape import Result
     from regrad.transforms.region import Passage, Region, RegionRule
 
-Flat = Callable[[Sequence[Tensor]], Sequence[Tensor]]  # a body once its containers are open
+Flat = Callable[[Sequence[Tensor]], Sequence[Tensor]]  # a body without containers
 
 
 class Capture(Trail):
-    """A first run: its steps, and what it reached outside."""
+    """A first run: its steps, and the values that it captured from outside."""
 
     def __init__(self, kind: str, xs: Sequence[Tensor], expected: Trail | None = None) -> None:
         super().__init__(kind, xs, expected)
         state = current()
-        # tapes beyond this depth were opened by the body itself, by a call of `grad`, say
+        # Tapes beyond this depth were opened by the body itself, for example by a call of `grad`.
         self.depth: int = 0 if state is None else len(state.tapes)
         self.open: int = 0 if state is None else len(open_tapes(state))
         self.mark: int = next_id()
         self.steps: list[BodyStep] = []
         self.strangers: dict[int, tuple[int, Any]] = {}  # id() of an array: a number, the array
-        self.patchy = False  # whether a body inside has strangers of which too little is known
-        self.passages: set[Any] = set()  # of regions in here
-        self.pulls: set[Any] = set()  # those through which the body asked for a gradient
+        self.patchy = False  # an inner body has strangers without a recorded origin
+        self.passages: set[Any] = set()  # passages of inner regions
+        self.pulls: set[Any] = set()  # passages through which the body itself computed a gradient
 
     def _keep(self, run: Any, refs: Sequence[Ref], ys: Sequence[Tensor]) -> None:
         self.steps.append(BodyStep(run, refs, _ids(ys)))
 
     def ref(self, x: Tensor) -> Ref:
-        """Return how a replay finds an input of a step."""
+        """Return the reference by which a replay finds an input of a step."""
         if x._id in self.places:
             return x._id
         if 0 < x._id < self.mark:  # made earlier in this region: a gradient function saved it
@@ -91,7 +91,7 @@ class Capture(Trail):
             return x._id
         if not is_traced(x._data):
             return x
-        # computed by another library, in this trace (with a JAX key, say)
+        # Computed by another library in this trace (for example from a JAX key).
         return self.strangers.setdefault(id(x._data), (next_id(), x._data))[0]
 
     def did(
@@ -108,7 +108,7 @@ class Capture(Trail):
     def custom(self, call: CustomCall, run: Callable[[], Any], state: State) -> Any:
         inputs = call.inputs
         refs = [self.ref(x) for x in inputs]
-        # the ops inside are steps of the call: a replay runs them as its body, under its gradient
+        # The ops inside are steps of the call: a replay runs them as its body, under its gradient.
         outer, self.steps = self.steps, []
         try:
             value = run()
@@ -141,10 +141,10 @@ class Capture(Trail):
         super().region(kind, xs, ys, again, rule)
 
     def pulled(self, passage: Passage, dys: Sequence[Tensor], dxs: Sequence[Tensor]) -> None:
-        """The backward pass of a region that was run in here, where it is not a region itself."""
+        """Record the backward pass of a region in here, where it is not a region itself."""
         self.pulls.add(passage.whole)
         self._keep(partial(pull_region, passage), [self.ref(dy) for dy in dys], dxs)
-        # (by which inputs there are gradients depends on the tapes outside)
+        # (The tapes outside determine for which inputs there are gradients.)
         for i, dx in zip(passage.wanted, dxs, strict=True):
             self.places[dx._id] = "gradient", len(self.pulls), i
 
@@ -163,10 +163,10 @@ class Capture(Trail):
             value = self.assigned.get(source) if isinstance(source, Readable) else None
             if value is None:
                 self.reach(source, number)
-            elif number not in self.places:  # a constant that was assigned in here
+            elif number not in self.places:  # a constant that the body assigned
                 self.steps.append(BodyStep(held, [self.ref(value)], [number]))
         self._keep(captured.replay, [self.ref(x) for x in xs], ys)
-        # what it made is known out here, too: records on tapes that go on may have kept it
+        # Register its results out here as well: records on outer tapes may have kept them.
         for number, place in captured.first.places.items():
             self.places.setdefault(number, place)
         super().body(captured, xs, ys)
@@ -183,8 +183,8 @@ def foreign(
 ) -> list[Tensor]:
     """Return the results of another library's function of Tensors' arrays, as constants.
 
-    `read` returns the array of a Tensor. A capture does not know values computed by other ways, so
-    that the Python of its body has to run again (see `Captured`).
+    `read` returns the array of a Tensor. A capture cannot record values that were computed in other
+    ways, so the Python of such a body has to run again (see `Captured`).
     """
     xs = [dispatch.in_region(x) for x in xs]
     ys = computed(function, read, xs)
@@ -197,10 +197,10 @@ def foreign(
 
 
 class Captured:
-    """A flat body whose Python runs once, when it is called first; later calls replay it.
+    """A flat body whose Python runs once, in the first call; later calls replay it.
 
-    With `steps=False` nothing but a trail is kept, and the Python runs again for each call, on the
-    numbers that Generators have drawn at first.
+    With `steps=False`, it keeps only a trail, and the Python runs again for each call, on the
+    numbers that Generators drew in the first run.
     """
 
     def __init__(
@@ -213,7 +213,7 @@ class Captured:
         self.expected = expected
         self.first: Any = None  # a Capture, or the Trail of a run without steps
         reached = () if steps else Closure(self.function).generators
-        # Generators, and where they stood
+        # Generators, with their states.
         self.drawn: list[tuple[Any, Any]] = [(g, g.bit_generator.state) for _, g in reached]
 
     def __call__(self, xs: Sequence[Tensor]) -> Sequence[Tensor]:
@@ -229,14 +229,14 @@ class Captured:
         return self.replay(xs)
 
     def _begin(self, xs: Sequence[Tensor], state: State) -> Sequence[Tensor]:
-        """Run the Python, capture it, and tell the capture around."""
+        """Run the Python, capture it, and report it to the enclosing capture."""
         around = state.region.capture
-        # with a key of JAX among the inputs, numbers drawn from it would be strangers
+        # With a JAX key among the inputs, numbers drawn from it would be strangers.
         if self.steps and any(is_key(x._data) and is_traced(x._data) for x in xs):
             self._discover(xs, state)
             if self.complete:
                 ys = self.replay(xs)
-            else:  # a body inside draws from keys that it closes over: the next run counts
+            else:  # an inner body draws from keys of its closure; the next run counts
                 again = {k: b.repeat() for k, b in (state.overrides or {}).items()}
                 with in_state(state.overriding(again or None)):
                     ys = self._run(xs, state)
@@ -247,7 +247,7 @@ class Captured:
         return ys
 
     def _run(self, xs: Sequence[Tensor], state: State) -> Sequence[Tensor]:
-        """Run the Python in the trace that is open."""
+        """Run the Python in the open trace."""
         capture: Any = (Capture if self.steps else Trail)(self.kind, xs, self.expected)
         with drawn_again(() if self.expected is None else self.drawn):
             ys = self._captured(xs, capture, state.region)
@@ -263,7 +263,7 @@ class Captured:
         return ys
 
     def _captured(self, xs: Sequence[Tensor], capture: Any, region: Region) -> Sequence[Tensor]:
-        """Run the Python, and keep what it did."""
+        """Run the Python, and keep its steps."""
         around = region.swap(capture)
         try:
             ys = [region.enter(y) for y in self.flat(xs)]
@@ -278,10 +278,10 @@ class Captured:
         return ys
 
     def _discover(self, xs: Sequence[Tensor], state: State) -> None:
-        """Run the Python in a trace of its own, which knows how strangers come from the inputs.
+        """Run the Python in a separate trace, which records how strangers come from the inputs.
 
-        Keys of JAX are split, and numbers drawn from them, by functions that no rule concerns and
-        that are not steps. Of the trace only they are kept; the steps are replayed at once.
+        Functions without a rule, which are not steps, split JAX keys and draw numbers from them.
+        From the trace, regrad keeps only their results, and replays the steps at once.
         """
         import jax
 
@@ -298,7 +298,8 @@ class Captured:
 
         closed = jax.make_jaxpr(body)(*[x._data for x in xs])
         inner = self.first.let_go()
-        # assignments made in the trace are undone (the replay makes them); values read are kept
+        # Undo assignments made in the trace, which the replay makes again; keep values that were
+        # read.
         region.values = values | {
             s: inner[i] for s, i in self.first.sources if isinstance(s, Readable)
         }
@@ -310,9 +311,9 @@ class Captured:
         self.complete: bool = not self.first.patchy
 
     def replay(self, xs: Sequence[Tensor], around: Env | None = None) -> Sequence[Tensor]:
-        """Run the steps on other inputs; what they reached outside is found in today's region.
+        """Run the steps on other inputs; captured values are found in the current region.
 
-        `around` is the `env` of the body around, in whose replay this one is a step.
+        `around` is the `env` of the enclosing body, if this replay is one of its steps.
         """
         state = current()
         assert state is not None
@@ -330,7 +331,7 @@ class Captured:
 
 
 def _note_patch(region: Region | None) -> None:
-    """Tell the captures around that a body inside them cannot be replayed."""
+    """Report to the enclosing captures that an inner body cannot be replayed."""
     while region is not None:
         if region.capture is not None:
             region.capture.patchy = True
@@ -339,7 +340,7 @@ def _note_patch(region: Region | None) -> None:
 
 @block
 def drawn_again(drawn: Sequence[tuple[Any, Any]]) -> Generator[None]:
-    """NumPy's Generators draw the same numbers again, and then go on from where they were."""
+    """Let NumPy's Generators draw the same numbers again, then restore their current states."""
     now = [(generator, generator.bit_generator.state) for generator, _ in drawn]
     try:
         for generator, then in drawn:
@@ -351,9 +352,9 @@ def drawn_again(drawn: Sequence[tuple[Any, Any]]) -> Generator[None]:
 
 
 class CapturedGradient:
-    """The gradient function of a custom call, whose Python runs once, too.
+    """The gradient function of a custom call; its Python runs once, too.
 
-    One that asks which gradients are wanted runs once for each answer.
+    A gradient function with a `needs` parameter runs once for each value of it.
     """
 
     note: Any = None

@@ -1,28 +1,28 @@
-"""Loops of known length inside what JAX traces: flat functions under `lax.scan`.
+"""Loops of known length inside a JAX trace: flat functions under `lax.scan`.
 
 The idea: a loop is a region with one record outside, and its gradient is a loop in the opposite
 direction. For a step `(c, x) -> (c * w + x, c)`, with `w` of the closure, the backward step is
 
     (dc, dw), (dc', dy, residuals) -> (dc * w + dy, dw + dc * c), dx = dc
 
-The gradients by the carry are carried, those by entries of `xs` are stacked, and those by what all
-steps share (`w`) are added up. There are two backward loops:
+The backward loop carries the gradients by the carry, stacks the gradients by entries of `xs`, and
+adds up the gradients by values that all steps share (`w`). There are two backward loops:
 
-* `_back`: where nobody asks for a gradient of the gradient. The forward step is traced once
-  together with its walk back. What the rules keep of each step (here `c`) is stacked by the forward
-  loop, and the backward loop runs the equations of the walk.
-* `_back_as_loop`: at higher orders. The carries are computed again, and the gradient of the step is
-  the step of another loop of this module, which can be differentiated in its turn.
+* `_back`: used unless a tape needs the gradient of the gradient. The forward step is traced once
+  together with its backward pass. The forward loop stacks the values that the rules keep of each
+  step (here `c`), and the backward loop runs the equations of the walk.
+* `_back_as_loop`: for higher orders. It recomputes the carries, and the gradient of the step
+  becomes the step of another loop of this module, which can be differentiated again.
 
 Invariants:
 
-* The user's Python runs once, whatever the number of traces, of orders and of steps (`Captured`).
-* Which carries tapes watch is a fixed point: a carry that is watched after a step is watched before
-  the next. The step is traced until nothing changes (`_settled`): at most as often as there are
+* The user's Python runs once, for any number of traces, orders and steps (`Captured`).
+* The watched carries are a fixed point: a carry that is watched after a step is watched before the
+  next. The step is traced until nothing changes (`_settled`): at most as often as there are
   carries, and mostly once or twice.
-* A residual that is the same in every step is kept once. One that is an entry of `xs` or a result
-  is not kept again.
-* The record of a loop keeps what the backward loop needs, and not the run that found it out.
+* A residual that is the same in every step is kept once. A residual that is an entry of `xs` or a
+  result is not kept again.
+* The record of a loop keeps the inputs of the backward loop, and not the run that found them.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ if TYPE_CHECKING:
 
 
 def as_jax(xs: Sequence[Tensor]) -> list[Tensor]:
-    """The same Tensors with JAX data, whose dtypes a loop will keep."""
+    """Return the same Tensors with JAX data, whose dtypes a loop will keep."""
     ys = []
     for x in xs:
         if type(x._data) is np.ndarray:
@@ -93,7 +93,7 @@ def scanned(
 ) -> tuple[Sequence[Tensor], Sequence[Tensor]]:  # fmt: skip
     """Return the last carry, and the ys stacked."""
     flat = Captured(flat, kind)
-    assigned: list[Variable] = []  # Variables that the step assigns to: they are carried as well
+    assigned: list[Variable] = []  # Variables that the step assigns; the loop carries them as well
     tape = tape_for([*carry, *xs])
 
     def run() -> tuple[BodyRun, Any]:
@@ -103,7 +103,7 @@ def scanned(
 
     loop, results = until_all_are_known(assigned, run)
     if tape is not (needed := tape_for(loop.inputs)):
-        tape = needed  # it takes in something watched: what the rules name is kept
+        tape = needed  # it captures watched values: keep the values that the rules need
         loop, results = until_all_are_known(assigned, run)
     ys = loop.recorded(results)
     n, m = len(carry), len(loop.carry)
@@ -115,7 +115,7 @@ class BackwardStep:
     """The backward step of a loop, for some of its results; places count as in a `Scan`.
 
     * `kept`: for each constant of `jaxpr`, the pool in which it is found, and its place there: "x"
-      (entries of xs), "y" (of ys), or "step" (residuals). For "constant" it is the array.
+      (entries of xs), "y" (of ys), or "step" (residuals). For "constant", the place is the array.
     * `hits`: the hits of rules that ran while the step was traced.
     """
 
@@ -132,10 +132,10 @@ class BackwardStep:
 
 
 class Scan:
-    """One loop: its forward pass, what that keeps, and its backward pass.
+    """One loop: its forward pass, the values that this pass keeps, and its backward pass.
 
-    The lists of places count in one of two rows. Their first `m` places are those of the carry,
-    whose last ones are the Variables in `assigned`:
+    Each list of places counts in one of two rows. The first `m` places of a row are the places of
+    the carry, whose last entries are the Variables in `assigned`:
 
         inputs     0 … m - 1: the carry     up to k: entries of xs     from k on: captured
         results    0 … m - 1: the carry     up to n: ys                from n on: residuals
@@ -143,12 +143,12 @@ class Scan:
     * `carried`: the carries that the main tape watches. Their gradients are the backward carry.
     * `wanted` (inputs): `carried`, and the other inputs that this tape watches. The backward step
       returns their gradients, in this order.
-    * `active` (results): `carried`, and the ys that depend on something watched. The backward step
-      is given their gradients, in this order.
-    * `flow`: which of `wanted` reach which results, by any number of steps.
+    * `active` (results): `carried`, and the ys that depend on a watched value. The backward step
+      receives their gradients, in this order.
+    * `flow`: which of `wanted` reach which results, in any number of steps.
     * `back`: the backward step for all of these (see `BackwardStep`).
 
-    A walk back needs some of `wanted`, and has gradients of some of `active`: its `passage`. A
+    A backward pass needs some of `wanted`, and has gradients of some of `active`: its `passage`. A
     carry takes part if any step uses it for them (`_part_of`); the backward step for a part of the
     results is in `parts`.
     """
@@ -166,14 +166,14 @@ class Scan:
         self.tape = tape
         self.count: int = len(carry)
         self.carry: list[Tensor] = [*carry, *[v._read() for v in assigned]]
-        # (no method: what is kept of it for later must not keep this run)
+        # (A partial and not a method, so that objects that keep the step do not keep this run.)
         self.step: partial[Sequence[Tensor]] = partial(
             stepped, flat, self.count, len(self.carry), self.assigned
         )
         self.xs: list[Tensor] = list(xs)
         self.body_run: BodyRun = BodyRun(kind, [*self.carry, *self.xs], traced=True, tape=tape)
-        # The carries that each tape watches. The main tape begins with all floats: a trace then
-        # tells which of them what is watched outside comes round to.
+        # The carries that each tape watches. The main tape begins with all floats, so that a trace
+        # shows to which of them watched outside values lead.
         self.watched: list[set[int]] = [set(self._seeds(t)) for t in self.body_run.tapes]
         for places in self.watched[:1]:
             places.update(i for i, x in enumerate(self.carry) if is_inexact(x.dtype))
@@ -181,12 +181,12 @@ class Scan:
 
     @property
     def inputs(self) -> list[Tensor]:
-        """Return all that it takes in, as Tensors outside."""
+        """Return all inputs, as Tensors outside."""
         return self.body_run.inputs
 
     @property
     def carried(self) -> list[int]:
-        """Return the places of the carries whose gradients are carried by the backward loop."""
+        """Return the places of the carries whose gradients the backward loop carries."""
         return sorted(self.watched[0])
 
     def _seeds(self, tape: RegionTape) -> list[int]:
@@ -196,7 +196,7 @@ class Scan:
     # -- forward ---------------------------------------------------------------------------------
 
     def run(self) -> list[Any]:
-        """Return the results as arrays, and after them what the backward pass takes."""
+        """Return the results as arrays, followed by the values for the backward pass."""
         import jax
 
         while True:
@@ -208,16 +208,17 @@ class Scan:
                 return self._run(closed, arrays[:m], arrays[m:])
 
     def _run(self, closed: ClosedJaxpr, first: list[Array], along: list[Array]) -> list[Any]:
-        """Run the loop over the traced step; what is the same in every step is kept once."""
+        """Run the loop over the traced step; keep a value that all steps share only once."""
         import jax
 
         n = self.outputs
-        # A weight that a rule keeps would else be stacked as often as there are steps. So `same`
-        # has the residuals that all steps share (None for the others), `steps` the other places.
+        # Otherwise a weight that a rule keeps would be stacked once per step. So `same` has the
+        # residuals that all steps share (None for the others), and `steps` the places of the
+        # others.
         same = invariant(closed, n)
         steps = [i for i, array in enumerate(same) if array is None]
         kept = self.back.kept if self.tape is RegionTape else []
-        for place, (pool, i) in enumerate(kept):  # places of steps that are still stacked
+        for place, (pool, i) in enumerate(kept):  # places of residuals that are still stacked
             if pool == "step" and same[i] is None:
                 kept[place] = "step", steps.index(i)
             elif pool == "step":
@@ -231,26 +232,26 @@ class Scan:
         return [*last, *ys]
 
     def _settled(self) -> bool:
-        """Return whether the tapes watch the right carries; if not, they will in the next trace."""
+        """Return whether the tapes watch the right carries; update the carries otherwise."""
         m, before = len(self.carry), [set(seeds) for seeds in self.watched]
         for seeds, tape in zip(self.watched, self.body_run.tapes, strict=True):
             seeds.update(i for i in range(m) if self.body_run.outputs[-1][i] in tape.watched)
         if self.tape is RegionTape:
-            # The main tape began with all floats, for the first trace to be right already; those
-            # that nothing watched outside comes round to need no gradient.
+            # The main tape began with all floats, so that the first trace already has every needed
+            # gradient. Carries to which no watched outside value leads need no gradient.
             self.watched[0] &= self._reached()
         return self.watched == before
 
     def _reached(self) -> set[int]:
-        """The carries that anything watched outside comes round to, by whichever steps."""
+        """Return the carries to which any watched outside value leads, in any number of steps."""
         body_run, m = self.body_run, len(self.carry)
         wanted = watched_places(body_run.inputs)
         passage = body_run.passage(wanted, [(i, i) for i in range(m)])
         return {i for i in (*wanted, *passage.reached) if i < m}
 
     def _body(self, carry: list[Array], x: list[Array]) -> list[Any]:
-        """Trace one step: carry and ys, and after them what the backward step takes."""
-        # a run for each trace: the one before belongs to tracers that JAX has done with
+        """Trace one step: carry and ys, followed by the values for the backward step."""
+        # Each trace has its own run: the last run belongs to tracers of a finished trace.
         self.body_run = body_run = BodyRun(self.kind, self.body_run.xs, traced=True, tape=self.tape)
         inner = body_run.stand_ins([*carry, *x])
         for tape, watched in zip(body_run.tapes, self.watched, strict=True):
@@ -268,17 +269,18 @@ class Scan:
     def _linearized(
         self, inner: Sequence[Tensor], ys: Sequence[Tensor], results: Sequence[Array]
     ) -> list[Any]:
-        """Trace the backward step; what it takes from the forward one is returned.
+        """Trace the backward step; return the values that it takes from the forward step.
 
-        As for programs (`Variant._linearized`), JAX lists what the inner trace has closed over.
+        As for programs (`Variant._linearized`), JAX lists the values that the inner trace closes
+        over.
         """
         body_run, m = self.body_run, len(self.carry)
         tape, region = body_run.tapes[0], body_run.region
         stand_ins = [region.stand_in_for(s) for s in body_run.sources]
         given = [*inner, *stand_ins]
         keys = [x._id for x in given]
-        # All carried gradients are both inputs and outputs of the backward step, found or not: the
-        # carry of a loop must keep its structure.
+        # All carried gradients are both inputs and outputs of the backward step, even if the trace
+        # finds none: the carry of a loop must keep its structure.
         wanted = [i for i, key in enumerate(keys) if i in self.carried or key in body_run.watched]
         active = [
             i for i, y in enumerate(ys) if i in self.carried or (i >= m and y._id in tape.watched)
@@ -294,7 +296,7 @@ class Scan:
         self, back: BackwardStep, tape: Tape, given: Sequence[Tensor], ys: Sequence[Tensor],
         watched: set[int], as_function: Callable[[Flat], Flat],
     ) -> list[Array]:  # fmt: skip
-        """Trace a backward step, the walk along a tape of `ys`; return what it closes over."""
+        """Trace a backward step along a tape of `ys`; return the values that it closes over."""
         import jax
 
         sources = [ys[i] for i in back.active]
@@ -326,11 +328,11 @@ class Scan:
         self, consts: Sequence[Array], inner: Sequence[Tensor], stand_ins: Sequence[Tensor],
         ys: Sequence[Array],
     ) -> list[tuple[str, Any]]:  # fmt: skip
-        """Return where the backward step finds what it closes over (see `BackwardStep.kept`).
+        """Return the places of the values that the backward step closes over.
 
-        What is to be kept of each step is in `stacked`.
+        See `BackwardStep.kept`. `stacked` lists the values to keep for each step.
         """
-        # of tracers the identity is all there is: JAX makes one for each value
+        # Tracers are identified by identity: JAX makes one tracer for each value.
         places: dict[int, tuple[str, Any]] = {id(y): ("y", i) for i, y in enumerate(ys)}
         # captured: one value for all steps
         places |= {id(x._data): ("constant", x._data) for x in stand_ins}
@@ -349,8 +351,8 @@ class Scan:
             inputs: Sequence[Tensor], passage: Passage, dys: Sequence[Tensor]
         ) -> Sequence[Any]:
             capture = capturing()
-            # A body that is captured now, but in which this loop did not run (a gradient function
-            # that was called later, say), has no step to which a PullStep could refer.
+            # If an active capture does not contain this loop (for example in a gradient function
+            # that was called later), it has no step to which a PullStep could refer.
             inside = capture is None or passage.whole in capture.passages
             back = None
             if inside and not watched_places([*inputs, *dys]):
@@ -367,7 +369,7 @@ class Scan:
         )
 
     def _repeated(self) -> Flat:
-        """Return the loop as a function of all that it takes in; it holds nothing of this run."""
+        """Return the loop as a function of all its inputs, without references to this run."""
         m, k = len(self.carry), len(self.carry) + len(self.xs)
         step = self.body_run.as_function(self.step)
         how = self.length, self.reverse, self.checkpoint, self.kind
@@ -382,8 +384,9 @@ class Scan:
     def _part_of(self, passage: Passage) -> BackwardStep:
         """Return the places of the backward step of a walk that has gradients of some results.
 
-        A carry takes part if it is used at the end or leads, by any number of steps, to a result
-        that is used. Another one has no gradient in any step, and no zeros are made for it.
+        A carry takes part if it is used at the end or leads, in any number of steps, to a result
+        that is used. Other carries have no gradient in any step, and regrad makes no zeros for
+        them.
         """
         m, used = len(self.carry), set(passage.reached)
         leading = {i for i, places in self.flow.edges.items() if not used.isdisjoint(places)}
@@ -392,7 +395,7 @@ class Scan:
         return BackwardStep(carried, wanted, [*carried, *_from(m, passage.reached)])
 
     def _part_traced(self, inputs: Sequence[Tensor], passage: Passage) -> BackwardStep | None:
-        """Return the backward step of a walk, which takes what the forward loop has kept."""
+        """Return the backward step of a walk, on the values that the forward loop has kept."""
         part = self._part_of(passage)
         if part.active == self.back.active:
             return self.back
@@ -405,8 +408,8 @@ class Scan:
     def _traced_again(self, part: BackwardStep, inputs: Sequence[Tensor]) -> BackwardStep | None:
         """Trace the step again, with the walk from all results and the walk from a part.
 
-        What the second walk closes over is among what the first does, which the loop has kept.
-        None, if that is not so.
+        The second walk closes over a subset of the first walk's values, which the loop has kept.
+        Returns None if it does not.
         """
         import jax.core
 
@@ -418,7 +421,8 @@ class Scan:
             tape, given = Tape(), [*map(wrap, arrays), *inputs[k:]]
             given, ys = run_watched(tape, function, given, whole.wanted)
             walked = given, ys, tape.close(), lambda _: function
-            known = self._walked(whole, tape, *walked)  # kept, or an id() could be reused
+            # kept, because an id() could be reused otherwise
+            known = self._walked(whole, tape, *walked)
             places = dict(zip(map(id, known), self.back.kept, strict=False))
             for array in self._walked(part, tape, *walked):
                 fixed = None if isinstance(array, jax.core.Tracer) else ("constant", array)
@@ -428,14 +432,15 @@ class Scan:
         arrays = [to_jax(x._data) for x in inputs[:k]]
         shapes = [a.shape if i < m else a.shape[1:] for i, a in enumerate(arrays)]
         jax.make_jaxpr(both)(*map(jax.ShapeDtypeStruct, shapes, [a.dtype for a in arrays]))
-        same = str(whole.jaxpr) == str(self.back.jaxpr)  # then both close over the same, in order
+        # then both close over the same values, in order
+        same = str(whole.jaxpr) == str(self.back.jaxpr)
         return part if same and None not in part.kept else None
 
     def _back(
         self, back: BackwardStep, stacked: Sequence[Array], ys: Sequence[Array], passage: Passage,
         dys: Sequence[Tensor],
     ) -> list[Tensor]:  # fmt: skip
-        """Run the backward loop over what the forward loop kept."""
+        """Run the backward loop over the values that the forward loop kept."""
         import jax
 
         for hit in back.hits:
@@ -462,7 +467,7 @@ class Scan:
     def _back_as_loop(
         self, inputs: Sequence[Tensor], passage: Passage, dys: Sequence[Tensor]
     ) -> list[Tensor]:
-        """Run the backward loop as a loop of its own, which can be differentiated in its turn."""
+        """Run the backward loop as a separate loop, which can be differentiated again."""
         m, k = len(self.carry), len(self.carry) + len(self.xs)
         carry, xs, captured = inputs[:m], inputs[m:k], inputs[k:]
         step = self.body_run.as_function(self.step)
@@ -471,7 +476,7 @@ class Scan:
         def forward(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
             return [*step([*tensors, *captured])[:m], *tensors[:m]]
 
-        # the carry with which each step began, as ops that today's tapes record
+        # The carry at the beginning of each step, as ops that the current tapes record.
         _, carries = scanned(forward, carry, xs, self.length, self.reverse, False, kind)
         back = self._part_of(passage)
         pulls = pullback(step, len(inputs), Passage(back.wanted, back.active))
@@ -504,13 +509,13 @@ class Scan:
         zeros: Callable[[int], Any], pull: Callable[..., Any], entries: Any, run: Run,
         add: Callable[[Any, Any], Any] = operator.add,
     ) -> list[Any]:  # fmt: skip
-        """Go back through the loop: over its entries, and the gradients by its ys."""
+        """Run the backward pass of the loop: over its entries, and the gradients by its ys."""
         m, k = len(self.carry), len(self.carry) + len(self.xs)
         first = [arriving[i] if i in arriving else zeros(i) for i in back.carried]
         sums = [zeros(i) for i in _from(k, back.wanted)]
         entries = entries, [arriving[i] for i in _from(m, passage.reached)]
         dcarry, dshared, dxs = pull_loop(pull, first, len(sums), entries, run, sums, add)
-        # `wanted` is in order of places, and so are its three kinds: carries, entries, shared
+        # `wanted` is in order of places, and so are its three kinds: carries, entries, shared.
         by_input = dict(zip(back.wanted, [*dcarry, *dxs, *(dshared or ())], strict=True))
         return [by_input[i] for i in passage.wanted]
 
@@ -533,14 +538,14 @@ def push_loop(
 ) -> Sequence[Tensor]:  # fmt: skip
     """Return the tangents of a loop's results.
 
-    The inputs are `m` carries, the entries up to `k`, and what is captured. `run(step, carry, xs)`
-    runs a loop like this one.
+    The inputs are `m` carries, the entries up to `k`, and the captured values.
+    `run(step, carry, xs)` runs a loop like this one.
     """
     given = dict(zip(passage.wanted, dxs, strict=True))
     moving = carries_that_move(passage, inputs[:m])
     entries, shared = [i for i in _from(m, passage.wanted) if i < k], _from(k, passage.wanted)
     outputs = _from(m, passage.reached)
-    # Tangents go the way of the values: carried, along the entries, or shared by all steps. The
+    # Each tangent is passed like its value: carried, along the entries, or shared by all steps. The
     # carry of this loop is (carry, dcarry of `moving`); its entries are (xs, dxs).
     both = dual(step, len(inputs), [*moving, *entries, *shared], [*moving, *outputs])
     f, dshared = len(moving), [given[i] for i in shared]
@@ -566,7 +571,7 @@ def _from(first: int, places: Sequence[int]) -> list[int]:
 def stepped(
     flat: Flat, n: int, m: int, assigned: Sequence[Variable], tensors: Sequence[Tensor]
 ) -> Sequence[Tensor]:
-    """One step: `n` Tensors of the carry come first, then up to `m` the Variables assigned to."""
+    """Run one step: `n` Tensors of the carry come first, then up to `m` the assigned Variables."""
     region = current().region  # pyright: ignore[reportOptionalMemberAccess]
     region.values.update(zip(assigned, tensors[n:m], strict=True))
     ys = list(flat([*tensors[:n], *tensors[m:]]))
@@ -576,8 +581,8 @@ def stepped(
 def invariant(closed: ClosedJaxpr, first: int) -> list[Any]:
     """Return the results of a traced step, from `first` on, that are the same in every step.
 
-    None stands for the others. XLA moves such computations out of a loop by itself, but a result
-    that is stacked takes the memory of all steps all the same.
+    Other results are None. XLA moves such computations out of a loop by itself, but a stacked
+    result would still take the memory of all steps.
     """
     from jax.extend.core import Literal
 
@@ -587,13 +592,14 @@ def invariant(closed: ClosedJaxpr, first: int) -> list[Any]:
     def varies(variable: Any) -> bool:
         return not isinstance(variable, Literal) and variable in varying
 
-    for eqn in jaxpr.eqns:  # in order of dependence, so once through is enough
+    for eqn in jaxpr.eqns:  # in order of dependence, so one pass is enough
         if any(map(varies, eqn.invars)):
             varying.update(eqn.outvars)
     wanted = jaxpr.outvars[first:]
     if all(map(varies, wanted)):
         return [None] * len(wanted)
-    # the step once more, on zeros: what does not depend on them is right, and XLA drops the rest
+    # Run the step once more, on zeros: values that do not depend on them are right, and XLA drops
+    # the rest.
     ys = evaluate(jaxpr, closed.consts, [_zeros(v) for v in jaxpr.invars])[first:]
     return [None if varies(v) else y for v, y in zip(wanted, ys, strict=True)]
 

@@ -1,10 +1,10 @@
-"""Finding the program of a usual call again, by code that is written for calls of that kind.
+"""Finding the program of a common call again, through code generated for this kind of call.
 
-Usual are Tensors and arrays of NumPy and JAX, strings and Python numbers of 32 bits, and containers
-of these; and plain values for static arguments. For all else there is `arguments.OpenedArguments`,
-which says what it is, and does at length what is done here in few steps.
+Common arguments are Tensors, arrays of NumPy and JAX, strings, 32-bit Python numbers, and
+containers of these; static arguments are plain values. `arguments.OpenedArguments` handles all
+other arguments in general code.
 
-For `f(x, {"w": w}, k=2)`, with k static, a *road* is written that reads
+For `f(x, {"w": w}, k=2)`, with k static, regrad writes a *road*, a function
 
     def road(*args, **kwargs):
         try:
@@ -27,8 +27,9 @@ For `f(x, {"w": w}, k=2)`, with k static, a *road* is written that reads
             return quick(v1, v3)
         except Exception as error: …
 
-Where no argument is static, the program is known, and its call stands here (see `quick_calls`).
-`other` is the road of another kind of call, and at last the general road.
+If no argument is static, the program is fixed, and its call is written into the road (see
+`quick_calls`). `other` is the road of another kind of call, and the general road at the end of the
+chain.
 """
 
 from __future__ import annotations
@@ -56,34 +57,35 @@ if TYPE_CHECKING:
 
 ndarray = np.ndarray
 EXACT: set[type[Any]] = {int, bool, str, type(None), type}  # types whose equal values are the same
-# How a Python number is asked whether it has 32 bits, and its dtypes: without JAX's x64 mode, and
-# with it. (JAX takes an array without axes in less time than one of NumPy's scalars.)
+# The check that a Python number has 32 bits, and its dtypes: without JAX's x64 mode, and with it.
+# (JAX takes an array of rank 0 faster than a NumPy scalar.)
 NUMBERS: dict[type, tuple[str, tuple[np.dtype, np.dtype]]] = {
     int: (f"{-(2**31)} <= {{0}} < {2**31}", (np.dtype(np.int32), np.dtype(np.int64))),
     float: ("-3e38 < {0} < 3e38", (np.dtype(np.float32), np.dtype(np.float64))),
 }
-ROADS = 16  # kept for one function
-DEPTH = 16  # of containers
-WRITTEN = 64  # places of a closure, or entries of a list, whose checks are written out
+ROADS = 16  # maximum number of roads for one function
+DEPTH = 16  # maximum depth of containers
+WRITTEN = 64  # maximum number of places of a closure, or entries of a list, with written-out checks
 
 
 class Shortcuts:
-    """The roads of the usual calls of one compiled function.
+    """The roads for the common calls of one compiled function.
 
-    A call of a compiled function is one of its attribute `road`, which is the one written last.
+    A call of a compiled function calls its attribute `road`, which is the road written last.
     """
 
     def __init__(self, f: Any, places: set[int], names: set[str], keywords: Sequence[str]) -> None:
         self.f = f
-        self.places = places  # of static arguments
+        self.places = places  # places of static arguments
         self.names = names
-        self.keywords = keywords  # that bind to parameters by name
-        # by kind of call, and by static values: the variant for which it was written, and what was
+        self.keywords = keywords  # keywords that bind to parameters by name
+        # By kind of call and by static values: the variant for which the road was written, and its
+        # call.
         self.kinds: dict[Any, dict[tuple[Any, ...], tuple[Any, Any]]] = {}
         self.clear()
 
     def clear(self) -> None:
-        """Let the next calls come by the general road."""
+        """Reset to the general road for the next calls."""
         self.f.road = self.f.call_at_length
         self.kinds.clear()
 
@@ -91,10 +93,10 @@ class Shortcuts:
         self, args: tuple[Any, ...], kwargs: dict[str, Any], program: Program, closure: Closure,
         **state: Any,
     ) -> None:  # fmt: skip
-        """Keep the program of a call, if it is a usual one.
+        """Keep the program of a call, if the call is of a common kind.
 
-        The closure and `state`, the `version` of the registry and the `default` dtype, are what it
-        was made for. The caller clears what is kept when one has changed.
+        The program was made for the closure and `state`: the `version` of the registry and the
+        `default` dtype. The caller clears the kept programs when one of these has changed.
         """
         writer = _ShortcutWriter(f=self.f, shortcuts=self, **state)
         try:
@@ -103,7 +105,8 @@ class Shortcuts:
             return
         kind, values = writer.key()
         known = self.kinds.get(kind)
-        if known is not None and values in known:  # the call was of this kind, and not taken
+        # a road for this kind of call exists and did not take it
+        if known is not None and values in known:
             if known[values][0] is not program.quick:
                 self.clear()
             return
@@ -136,11 +139,12 @@ def checks_of(closure: Closure, bind: Callable[[Any], str]) -> str:
 
 
 def _check_of(read: Any, value: object, bind: Callable[[Any], str]) -> str:
-    """Return the source of `read() is value`: what `read` does, without its calls."""
+    """Return the source of `read() is value`, with the calls inside `read` written out."""
     function: Any = getattr(read, "func", None)
     args: Any = getattr(read, "args", ())
     namespace = getattr(function, "__self__", None)
-    if function is getattr and value is not MISSING and not iskeyword(args[1]):  # also of a cell
+    # also the getattr of a cell
+    if function is getattr and value is not MISSING and not iskeyword(args[1]):
         return f"{bind(args[0])}.{args[1]} is {bind(value)}"
     if type(namespace) in (dict, MappingProxyType):
         found = f"{bind(namespace)}[{args[0]!r}] is {bind(value)}"
@@ -149,7 +153,8 @@ def _check_of(read: Any, value: object, bind: Callable[[Any], str]) -> str:
     entries_of = getattr(args[0], "func", None) if function is is_unchanged else None
     if entries_of is list and len(args[1]) <= WRITTEN:
         (entries,), parts = args[0].args, args[1]
-        if type(entries) is list:  # (what is equal and not the same is for the general check)
+        # (The general check compares values that are equal and not identical.)
+        if type(entries) is list:
             name = bind(entries)
             same = [f"{name}[{i}] is {bind(part)}" for i, part in enumerate(parts)]
             return f"({' and '.join([f'len({name}) == {len(parts)}', *same])} or {general})"
@@ -157,7 +162,7 @@ def _check_of(read: Any, value: object, bind: Callable[[Any], str]) -> str:
 
 
 class _Unusual(Exception):
-    """A value for which no code is written."""
+    """Raised for a value for which regrad writes no code."""
 
 
 class _ShortcutWriter(Writer):
@@ -166,39 +171,40 @@ class _ShortcutWriter(Writer):
     def __init__(self, **scope: Any) -> None:
         super().__init__(config=find_jax().config, **SCOPE, **scope)
         self.opened = 0  # how many values have a name
-        self.arrays: list[str] = []  # the names of what goes into the program
-        self.statics: list[str] = []  # the names of what the program is found by
-        self.values: list[Any] = []  # and what they hold in this call
+        self.arrays: list[str] = []  # the names of the inputs of the program
+        self.statics: list[str] = []  # the names of the static values in the program's key
+        self.values: list[Any] = []  # their values in this call
         self.classes: list[type] = []
 
     def open(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], places: set[int], names: set[str],
         keywords: Sequence[str],
     ) -> None:  # fmt: skip
-        """Write how the arguments of a call are opened."""
+        """Write the code that flattens the arguments of a call."""
         own = self.unpacked("args", len(args))
         for i, (value, name) in enumerate(zip(args, own, strict=True)):
             self.value(value, name, i in places)
         free = [key for key in kwargs if key not in keywords]
-        if len(free) > 1:  # f sees their order; the others go by its signature
+        # f sees the order of these keywords; the order of the others follows its signature
+        if len(free) > 1:
             self.require(f"[k for k in kwargs if k not in {self.bind(keywords)}] == {free!r}")
         for key in sorted(kwargs):
             self.value(kwargs[key], self.entry("kwargs", key), key in names)
 
     def key(self) -> tuple[Any, tuple[Any, ...]]:
-        """Return the kind of the call, and its static values: by these a road is kept.
+        """Return the kind of the call and its static values; a road is kept under these two.
 
-        Nothing is missing: the lines say what is checked of the arguments (containers, their
+        The key is complete: the lines contain all checks of the arguments (containers, their
         lengths, and the order of keys), but name classes by number. Static values are compared by
-        ==, and their classes are among the classes. The rest of a program's key (`Jitted._key`) is
-        checked by each road at each call: the closure (`checks_of`), the registry and the default
-        dtype (`STATE`). Under overrides and tapes no road is taken (`STATE`). JAX's own cache and
+        ==, and their classes are among the classes. Each road checks the rest of a program's key
+        (`Jitted._key`) at each call: the closure (`checks_of`), the registry and the default dtype
+        (`STATE`). Under overrides and tapes no road is taken (`STATE`). JAX's own cache and
         `QuickCall` check the rest of the key of XLA's program.
         """
         return ("\n".join(self.lines), *self.classes), tuple(self.values)
 
     def road(self, call: QuickCall, count: int, named: int) -> Any:
-        """Return the road to a call of the program, for so many arguments."""
+        """Return the road to a call of the program, for this number of arguments."""
         shape = f"len(args) == {count} and {f'len(kwargs) == {named}' if named else 'not kwargs'}"
         usual, places = f"{STATE} and {shape}", checks_of(call.closure, self.bind)
         head = [f"  if not ({usual}): {OTHER}"]
@@ -231,14 +237,14 @@ class _ShortcutWriter(Writer):
         self.write(f"if not ({condition}): {OTHER}")
 
     def unpacked(self, name: str, count: int) -> list[str]:
-        """Write that a sequence is taken apart."""
+        """Write the code that unpacks a sequence."""
         names = [self.name() for _ in range(count)]
         if names:
             self.write(f"{', '.join(names)}, = {name}")
         return names
 
     def entry(self, name: str, key: str) -> str:
-        """Write that an entry of a dict is read."""
+        """Write the code that reads an entry of a dict."""
         self.write(f"{(entry := self.name())} = {name}.get({key!r}, other)")
         return entry
 
@@ -251,7 +257,7 @@ class _ShortcutWriter(Writer):
         self.values.append(value)
 
     def value(self, value: Any, name: str, fixed: bool = False, depth: int = DEPTH) -> None:
-        """Write that a value is of the kind of this one, and what of it goes into the program."""
+        """Write the check that a value is of this kind, and record its inputs of the program."""
         kind = type(value)
         if fixed or kind is str or value is None:
             self.static(value, name)
@@ -272,9 +278,10 @@ class _ShortcutWriter(Writer):
             self.container(value, name, depth)
 
     def container(self, value: Any, name: str, depth: int) -> None:
-        """Write that a container is opened, if it is one of Python's own and not too deep.
+        """Write the code that opens a container, if it is a Python builtin and not too deep.
 
-        Others may have static fields. And a list of numbers is not a container to us, but a Tensor.
+        Other containers may have static fields. A list of numbers is not a container for regrad,
+        but a Tensor.
         """
         kind = type(value)
         plain = kind in (dict, list, tuple) or (
@@ -286,7 +293,7 @@ class _ShortcutWriter(Writer):
         if kind is dict:
             if not all(type(key) is str for key in value):
                 raise _Unusual
-            same = f"(*{name},) == {tuple(value)!r}"  # the program has this order built in
+            same = f"(*{name},) == {tuple(value)!r}"  # this order is built into the program
         self.require(f"type({name}) is {self.bind(kind)} and {same}")
         self.classes.append(kind)
         if kind is dict:
@@ -298,11 +305,11 @@ class _ShortcutWriter(Writer):
 
 
 def taken(data: Any) -> Any:
-    """Return an array that is not one of JAX's as a program takes it, or None."""
+    """Return a non-JAX array in the form that a program takes, or None."""
     return admitted(data) if type(data) is ndarray else None
 
 
-# The dtypes of NumPy arrays that programs take as they are; of the others, `admitted` decides.
+# The dtypes of NumPy arrays that programs take unchanged; `admitted` handles other dtypes.
 TAKEN = {np.dtype(c) for c in "?bBhHiIef"}
 
 SCOPE: dict[str, Any] = {

@@ -1,25 +1,25 @@
-"""Steps: what a body did, as data that can be done again on other inputs.
+"""Steps: the actions of a body, recorded so that they can be repeated on other inputs.
 
-Tensors are known by their ids, which are never reused. In a replay, `env` maps the ids of the first
-run to the Tensors of this one. For example, the first run of the body `lambda x: rg.sin(x) * w`,
-where `w` is a Variable, x has the id 7, and w's value the id 7.5, leaves
+Tensors are identified by their ids, which are never reused. In a replay, `env` maps the ids of the
+first run to the Tensors of this one. Take the body `lambda x: rg.sin(x) * w`, where `w` is a
+Variable, x has the id 7, and w's value the id 7.5. Its first run leaves
 
     Step(Sin under its rule, xs=[7], ys=[8])
     Step(Mul under its rule, xs=[8, 7.5], ys=[9])          sources: [(w, 7.5)]
 
-To replay it on x' is to begin with env = {7: x', 7.5: what w is worth now} and to run the steps in
+To replay it on x', begin with env = {7: x', 7.5: the current value of w} and run the steps in
 order; the result is env[9].
 
-A rule or a gradient function that closes over a Tensor of the first run is served too: it runs in a
-region that knows `env` (see `ReplayRegion`).
+A rule or a gradient function that closes over a Tensor of the first run works as well: it runs in a
+region that has `env` (see `ReplayRegion`).
 
 Invariants:
 
 * A step names its inputs by ids that are in `env` when it runs, or holds constants.
-* Each op keeps the rule that was in force at first, also where other overrides are in force now.
-* A replay runs ops as calls of functions do (`dispatch.rerun`). So it is recorded by the tapes that
-  are open now, and captured by the body around, whose own replay repeats it in turn.
-* No step holds a Tensor of the first run, other than constants: a program may live for long.
+* Each op keeps the rule that was active in the first run, even if other overrides are active now.
+* A replay runs ops like calls of functions (`dispatch.rerun`). So the open tapes record it, and the
+  capture of the enclosing body captures it and can replay it in turn.
+* No step holds a Tensor of the first run, except for constants, because a program may live long.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ Ref = int | float | Tensor  # the id of a Tensor of the first run, or a constant
 class Env(dict[Any, Tensor]):
     """The Tensors of a replay, by the ids of the first run.
 
-    `records` are those of the regions that it has run, with their inputs, by their passages.
+    `records` maps passages to the records of the regions that ran, with their inputs.
     """
 
     def __init__(self) -> None:
@@ -65,24 +65,24 @@ class Env(dict[Any, Tensor]):
 
 
 class BodyStep(NamedTuple):
-    """One thing that a body did: what to run, and the ids of what goes in and comes out."""
+    """One action of a body: an operation to run, and the ids of its inputs and outputs."""
 
     run: Callable[[Sequence[Tensor], Env], Sequence[Tensor]]
     xs: Sequence[Ref]
     ys: Sequence[float]
 
     def replay(self, env: Env) -> None:
-        """Run it on the Tensors of this run, and add what it makes."""
+        """Run it on the Tensors of this run, and add its results."""
         env.update(zip(self.ys, self.run([at(env, ref) for ref in self.xs], env), strict=True))
 
 
 def at(env: Env, ref: Ref) -> Tensor:
-    """A Tensor of this run for one of the first; a constant is a Tensor of its own in each run."""
+    """Return the Tensor of this run for a Tensor of the first; each run gets its own constants."""
     return wrap(ref._data) if isinstance(ref, Tensor) else env[ref]
 
 
 def held(xs: Sequence[Tensor], env: Env) -> Sequence[Tensor]:
-    """A constant that a Variable was given, for a body that reads the Variable."""
+    """Return a constant that was assigned to a Variable, for a body that reads the Variable."""
     return xs
 
 
@@ -93,15 +93,15 @@ def run_op(
     op: Op, rule: Rule, attrs: Attrs, layout: tuple[Place, ...] | None,
     xs: Sequence[Tensor], env: Env,
 ) -> Sequence[Tensor]:  # fmt: skip
-    """An op, with the rule that was in force."""
+    """An op, with the rule that was active."""
     y = dispatch.rerun(op, tuple(xs), attrs, layout, _rule_of_now(rule, op, env))
     return y if isinstance(y, tuple) else (y,)
 
 
 def _rule_of_now(rule: Rule, op: Op, env: Env) -> Rule:
-    """Return the rule; one of the user's sees this run's Tensors, and counts in today's scope.
+    """Return the rule; a user's rule sees this run's Tensors, and counts in the current scope.
 
-    Rules of regrad's own close over nothing, so they need no region that knows `env`.
+    regrad's own rules close over nothing, so they need no region that has `env`.
     """
     if rule is op.rule or not rule.watches:
         return rule
@@ -122,9 +122,9 @@ def computed(
 def run_strangers(
     jaxpr: Any, consts: Sequence[Any], xs: Sequence[Tensor], env: Env
 ) -> list[Tensor]:
-    """Values that another library computed from the inputs of a trace: constants to the rules.
+    """Values that another library computed from the inputs of a trace: constants for the rules.
 
-    `consts` are arrays, or ids of Tensors whose arrays they were.
+    `consts` are arrays, or ids of Tensors that held the arrays.
     """
     given = [env[c.number]._data if type(c) is Id else c for c in consts]
     return [wrap(array) for array in evaluate(jaxpr, given, [x._data for x in xs])]
@@ -140,7 +140,7 @@ class Id(NamedTuple):
 
 
 def as_written(call: CustomCall, back: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function that runs a gradient function, with `needs` if the author's has it."""
+    """Return a function that runs a gradient function, with `needs` if the function accepts it."""
     return (lambda dy, needs: back(dy, needs)) if asks_needs(call.written) else lambda dy: back(dy)
 
 
@@ -152,13 +152,13 @@ class CustomRun(NamedTuple):
     inner: Sequence[BodyStep]
     values: Sequence[Ref]
     close: containers.Rebuild
-    cut: bool  # a tape that the body itself opened took the gradient
+    cut: bool  # a tape of the body itself took the gradient
 
     def __call__(self, xs: Sequence[Tensor], env: Env) -> Sequence[Tensor]:
         call = self.call.on(tuple(xs))
         back = as_written(call, lambda *given: inside(env, partial(self.back, *given)))
         run = lambda: call.perform(lambda: (self._values(env), back), current())  # noqa: E731
-        # (cut: run as if the body were differentiating it by xs, as it did the first time)
+        # (cut: run as if the body differentiated the call by xs, as in the first run.)
         ys = run_taped(Tape([x._id for x in xs]), run) if self.cut else run()
         return containers.flatten(ys)[0]
 
@@ -167,8 +167,9 @@ class CustomRun(NamedTuple):
         for step in self.inner:
             step.replay(env)
         ys = [at(env, ref) for ref in self.values]
-        # A custom call takes over the Tensors that it returns (they get its gradient). A later step
-        # may mean the inner ones, so the call gets twins of those that were made here.
+        # A custom call takes over the Tensors that it returns: they get its gradient. A later step
+        # may refer to the inner Tensors, so the call gets copies of the Tensors that were made
+        # here.
         return self.close([twin(y) if y._id > mark else y for y in ys])
 
 
@@ -176,17 +177,17 @@ class CustomRun(NamedTuple):
 
 
 class RegionRun(NamedTuple):
-    """A region inside: a loop, a branch, a batch."""
+    """An inner region: a loop, a branch, a batch."""
 
     run: Callable[[Sequence[Tensor]], Sequence[Tensor]]
-    passage: Any  # of its rule, if it has one
+    passage: Any  # the passage of its rule, if it has one
     pulls: set[Any]
 
     def __call__(self, xs: Sequence[Tensor], env: Env) -> Sequence[Tensor]:
         if self.passage not in self.pulls:
             return self._run(xs, env)
-        # A later step will ask for its gradient (`pull_region`). The record that it needs was on a
-        # tape of the first run; here a tape of this step alone makes one.
+        # A later step needs its gradient (`pull_region`). In the first run, the record was on a
+        # tape of that run; here, a tape of this step alone makes it.
         xs = distinct(xs)
         tape = Tape([xs[i]._id for i in self.passage.wanted])
         ys = run_taped(tape, self._run, (xs, env))
@@ -194,24 +195,25 @@ class RegionRun(NamedTuple):
         return ys
 
     def _run(self, xs: Sequence[Tensor], env: Env) -> Sequence[Tensor]:
-        # a rule in the region may close over a Tensor of the first run that no step of it names
+        # A rule in the region may close over a Tensor of the first run that none of its steps
+        # names.
         return inside(env, partial(self.run, xs))
 
 
 def pull_region(first: Passage, dys: Sequence[Tensor], env: Env) -> Sequence[Tensor]:
-    """The backward pass of a region, for which the body itself asked."""
+    """The backward pass of a region, which the body itself ran."""
     record, xs = env.records[first.whole]
     rule = record.rule
     given = dict(zip(first.reached, dys, strict=True))
     passage = rule.passage.narrowed([i for i in rule.passage.reached if i in given])
     dxs = rule.answer(rule.inputs, passage, [given[i] for i in passage.reached])
-    # (what the body closes over may stand at another place among the inputs of this run)
+    # (A captured value may have another place among the inputs in this run.)
     found = {rule.inputs[i]._id: dx for i, dx in zip(passage.wanted, dxs, strict=True)}
     return [found[xs[i]._id] for i in first.wanted]
 
 
 def distinct(xs: Sequence[Tensor]) -> list[Tensor]:
-    """The same Tensors, each with an id of its own."""
+    """Return the same Tensors, each with its own id."""
     ids: set[int] = set()
     ys = []
     for x in xs:
@@ -222,7 +224,7 @@ def distinct(xs: Sequence[Tensor]) -> list[Tensor]:
 
 
 class ReplayRegion:
-    """A region in which Tensors of a first run stand for those of its replay."""
+    """A region in which Tensors of a first run are replaced by Tensors of its replay."""
 
     def __init__(self, region: Region, env: Env) -> None:
         self.region = region
@@ -232,18 +234,20 @@ class ReplayRegion:
     def enter(self, x: Tensor) -> Tensor:
         """Return the stand-in for a Tensor.
 
-        A capture that began in here is told the Tensor of the first run, which other replays know,
-        too; the capture of this replay, the Tensor of now.
+        A capture that began inside records the Tensor of the first run, which other replays have as
+        well. The capture of this replay records the current Tensor.
         """
         now = self.env.get(x._id)
         if now is None:
             return self.region.enter(x)
-        # Two captures have to be told two names of one Tensor, so one is set aside for a moment.
+        # The two captures must record two names of one Tensor, so one of them is inactive for a
+        # moment.
         capture = self.region.swap(self.outside)
         inner = self.region.enter(now)
         self.region.swap(capture)
         if capture is not self.outside:
-            if self.outside is not None:  # untold, it would look for x, whose trace has ended
+            # without it, the capture would look up x, whose trace has ended
+            if self.outside is not None:
                 self.outside.source(now, inner)
             capture.source(x, inner)
         return inner
@@ -261,7 +265,7 @@ class ReplayRegion:
 
 
 def inside(env: Env, run: Callable[[], Any]) -> Any:
-    """Run what may refer to Tensors of the first run."""
+    """Run code that may refer to Tensors of the first run."""
     state = current()
     if state is None or state.region is None:
         return run()
@@ -271,10 +275,10 @@ def inside(env: Env, run: Callable[[], Any]) -> Any:
 
 
 def replaying(run: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function of a region that is run now: what it refers to is found as it is here.
+    """Return a function of a region that runs now; its references resolve to the Tensors here.
 
-    It may run later (in the walk, in the replay of this replay), when none of the replays that are
-    running here is there to know the Tensors of the first run.
+    The function may run later (in the walk, or in the replay of this replay), when the replays that
+    are running here can no longer resolve Tensors of the first run.
     """
     for env in replays():
         run = partial(_inside_with, env, run)
@@ -286,7 +290,7 @@ def _inside_with(env: Env, run: Callable[..., Any], *args: Any) -> Any:
 
 
 def replays() -> Iterator[Env]:
-    """The replays that are running, the inner ones first, as far as tapes see what runs here."""
+    """Yield the running replays, innermost first, up to the enclosing tapes."""
     state = current()
     region: Any = None if state is None else state.region
     while isinstance(region, ReplayRegion | OpenRegion):
@@ -298,7 +302,7 @@ def replays() -> Iterator[Env]:
 
 
 class ReplayRule(WrappedRule):
-    """A rule of the user's, which may refer to Tensors of the first run."""
+    """A user's rule, which may refer to Tensors of the first run."""
 
     def __init__(self, rule: Rule, env: Env) -> None:
         super().__init__(rule)
@@ -312,7 +316,7 @@ class ReplayRule(WrappedRule):
 
 
 def evaluate(jaxpr: Jaxpr, consts: Sequence[Array], arrays: Sequence[Array]) -> list[Any]:
-    """Return the results of a traced function, given the arrays that it had closed over."""
+    """Return the results of a traced function, for these closed-over arrays."""
     from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
     return list(jaxpr_as_fun(ClosedJaxpr(jaxpr, list(consts)))(*arrays))
@@ -321,10 +325,10 @@ def evaluate(jaxpr: Jaxpr, consts: Sequence[Array], arrays: Sequence[Array]) -> 
 def kept_for(
     consts: Sequence[Array], places: dict[int, tuple[str, Any]], more: list[Any], pool: str
 ) -> list[tuple[str, Any]]:
-    """Return where to find what a traced function has closed over: pools, and places in them.
+    """Return where the closed-over values of a traced function are found: pools and places.
 
-    `places` tells it by the id of an array. A tracer that is in none is put into `more`, the pool
-    of this name. Any other array is a constant, which is itself the place in the pool "constant".
+    `places` maps the id of an array to its place. A tracer without a place is added to `more`, the
+    pool of this name. Any other array is a constant: it is its own place in the pool "constant".
     """
     for array in consts:
         if id(array) not in places:

@@ -1,9 +1,9 @@
-"""The results of a loop that Python runs, tied together as in a compiled loop.
+"""The results of a Python loop, tied together as in a compiled loop.
 
-A compiled loop has one backward step for all of its steps, so a carry is used if *any* step uses
-it; at the last step its rule may run with a gradient of 0 (`jax.lax.scan` does the same). The tapes
-of a Python loop have each step for itself, and would drop the last value of this carry. So the
-loop ends with one record from its results to the same results, whose rule makes zeros for the
+A compiled loop has one backward step for all of its steps, so it uses a carry if *any* step uses
+it; at the last step, the carry's rule may run with a gradient of 0 (`jax.lax.scan` does the same).
+The tapes of a Python loop have a record for each step, and would drop the last value of this carry.
+So the loop ends with one record from its results to the same results. Its rule makes zeros for the
 carries that some step uses. No override, trace or hit sees this record.
 """
 
@@ -36,17 +36,17 @@ TIE = Op(TIED, "tie", lambda xp, xs: tuple(xs), [Input("xs", "many")], several=T
 
 
 class PythonLoop:
-    """A loop that Python runs: the ids of the carries with which its steps began."""
+    """A loop that Python runs: the ids of the carries at the beginning of its steps."""
 
     def __init__(self) -> None:
         self.state: State = current() or State()
         self.starts: list[int] = [len(tape.entries) for tape in self.state.tapes]
         self.begun: dict[int | Variable, set[Any]] = defaultdict(set)
         self.taken: set[Any] = set()  # ids that carries have had
-        self.assigned: set[Variable] = set()  # in the step that is running
+        self.assigned: set[Variable] = set()  # in the running step
 
     def begin(self, carry: Sequence[Tensor]) -> Sequence[Tensor]:
-        """Return the carry with which a step begins: Tensors that have no other use."""
+        """Return the carry at the beginning of a step: Tensors without any other use."""
         self.assigned.clear()
         if not self.state.tapes:
             return carry
@@ -67,7 +67,7 @@ class PythonLoop:
         return xs if region is None else [*map(region.enter, xs)]
 
     def assign(self, variable: Variable) -> None:
-        """A Variable is about to get another value: from now on it is carried."""
+        """Record that a Variable is about to be assigned: from now on the loop carries it."""
         here = current() or State()
         if here.region is self.state.region and variable not in self.assigned:
             self.assigned.add(variable)
@@ -89,23 +89,23 @@ class PythonLoop:
 
 
 def _tie(xs: Sequence[Tensor], rule: Rule) -> tuple[Tensor, ...]:
-    """The same values as outputs of one record."""
+    """Return the same values as outputs of one record."""
     ys = tuple(map(rename, xs))
     return record(TIE, tuple(xs), {}, ys, (tuple(range(len(ys))),), rule) if ys else ys
 
 
 @block
 def python_loop() -> Generator[PythonLoop]:
-    """A loop that Python runs in this block; it hears of assignments to Variables."""
+    """Run a Python loop in this block; the loop records assignments to Variables."""
     loop = PythonLoop()
     yield from stay(loop, LOOPS, (*LOOPS.get(), loop))
 
 
 class TieRule(Rule):
-    """The gradients that arrive, with zeros for the carries that a step uses and nothing else does.
+    """Returns the incoming gradients, with zeros for carries that only a step uses.
 
-    `begun` are the ids of each carry at the beginning of the steps, `entries` the records of the
-    steps, one list for each tape.
+    `begun` are the ids of each carry at the beginning of the steps. `entries` are the records of
+    the steps, one list for each tape.
     """
 
     each = True
@@ -140,7 +140,7 @@ class TieRule(Rule):
 
 
 def _add_sources(keys: set[Any], entries: Sequence[Any]) -> None:
-    """Add the ids of all that leads to these by records of a tape."""
+    """Add the ids of everything that leads to these through records of a tape."""
     for entry in made(reversed(entries)):
         if isinstance(entry.rule, TieRule):
             given = [place for place, key in enumerate(entry.outputs) if key in keys]

@@ -1,4 +1,4 @@
-"""Traces: what one run of a body under JAX found out, and how a result says where it belongs."""
+"""Traces: the findings of one run of a body under JAX, and marks that link results to them."""
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ if TYPE_CHECKING:
     from regrad.transforms.region import Overrides
     from regrad.transforms.trail import Trail
 
-Body = Callable[[Sequence[Tensor]], tuple[Sequence[Tensor], Any]]  # results, and a note about them
+Body = Callable[[Sequence[Tensor]], tuple[Sequence[Tensor], Any]]  # results, and their structure
 
 
 class Trace:
-    """The findings of one trace of a body; they travel with the compiled program.
+    """The findings of one trace of a body; they belong to the compiled program.
 
-    `flat` is the body, which is not run again: `derivatives` are made of what it did. `passage` are
-    the inputs that tapes watch and the outputs to which they lead; `kept` says where the backward
-    program finds what the rules keep.
+    `flat` is the body, which does not run again: `derivatives` are made from its steps. `passage`
+    has the inputs that tapes watch and the outputs to which they lead. `kept` lists where the
+    backward program finds the values that the rules keep.
     """
 
-    note: Any = None  # that of the body, about its results
-    count = 0  # how many results there are; after them come new values of Variables
+    note: Any = None  # the structure of the body's results
+    count = 0  # the number of results; new values of Variables follow them
     assigned: Sequence[Variable] = ()
     bindings: Overrides = None  # with the hits of the trace
     ran: Mapping[tuple[Any, ...], int] = {}  # how often rules ran in the forward program
     passage: Any = None
     kept: Sequence[tuple[str, Any]] = ()
     backward: Any = None
-    dtypes: Sequence[Any] = ()  # of what arrives at the backward program
-    jaxpr: Any = None  # the backward program, as JAX writes it
+    dtypes: Sequence[Any] = ()  # of the incoming gradients in the backward program
+    jaxpr: Any = None  # the backward program as a JAX jaxpr
 
     def __init__(
         self, body: Body, name: str, bindings: Overrides, expected: Trail | None = None
@@ -49,11 +49,11 @@ class Trace:
 
     @property
     def is_plain(self) -> bool:
-        """True if there is nothing to know of a call but its results, and what it assigns."""
+        """Return True if a call has only results and assignments."""
         return not (self.bindings or self.passage)
 
     def returns_like(self, other: Trace) -> bool:
-        """Return whether the results of both are put together, and assigned, in the same way."""
+        """Return whether both traces assemble and assign their results in the same way."""
         alike = self.note is other.note or self.note.closes_like(other.note)
         return alike and list(self.assigned) == list(other.assigned)
 
@@ -62,7 +62,7 @@ class Trace:
         return ys
 
     def hits(self) -> Iterator[tuple[Any, Hit]]:
-        """The hits of the trace, by op type."""
+        """Yield the hits of the trace, by op type."""
         for key, binding in (self.bindings or {}).items():
             yield from ((key, hit) for hit in binding.hits)
 
@@ -78,21 +78,22 @@ class Trace:
             overrides[key].absorb(hit, count, before if forward else hit.ran - before)
 
     def rewind(self) -> None:
-        """Forget that rules ran in the backward program, which is to be traced anew."""
+        """Forget that rules ran in the backward program, which will be traced again."""
         for key, hit in self.hits():
             hit.ran = self.ran.get((key, hit.where, hit.path), 0)
 
 
 class SourceFound(Exception):
-    """A trace came upon something from outside that was not an input yet."""
+    """Raised when a trace captures a value that was not an input yet."""
 
 
 class Mark:
-    """Stands before the results of a program, and says to which trace they belong.
+    """Precedes the results of a program, and identifies the trace to which they belong.
 
-    To JAX it is a container of nothing, which is a part of every call. So it is not made anew, but
-    found, in one step of C: its structure is a dict that has it under `()`, the empty contents.
-    JAX keeps the structure for good. A reference must not keep the user's function with it.
+    For JAX, a mark is an empty container, which is a part of every call. So JAX must not create it,
+    but look it up in one step of C: its structure is a dict with the mark under `()`, the empty
+    contents. JAX keeps the structure forever, so a reference must not keep the user's function
+    alive.
     """
 
     __slots__ = ("structure", "trace")
@@ -118,7 +119,7 @@ class _Structure(dict[tuple[()], Mark]):
 
 
 def find_jax(api: str = "a compiled function") -> Any:
-    """Return JAX itself, or raise the error that says how to get it."""
+    """Return the jax module, or raise an error with installation instructions."""
     jax = needed("jax", "jax", api)
     if not _KNOWN:
         jax.tree_util.register_pytree_node(Mark, Mark.open, operator.getitem)

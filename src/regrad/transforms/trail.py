@@ -1,7 +1,8 @@
-"""Trails: whether Python that runs again does the same.
+"""Trails: check that Python that runs again does the same.
 
-`checkpoint` in eager mode must let go of what its body computed, so there the user's Python runs a
-second time for the gradient. A trail, of bounded size, tells whether it did what it did at first.
+In eager mode, `checkpoint` must free the intermediate values of its body, so the user's Python runs
+a second time for the gradient. A trail, of bounded size, checks that the second run does the same
+as the first.
 """
 
 from __future__ import annotations
@@ -30,18 +31,18 @@ if TYPE_CHECKING:
     from regrad.core.tape import Result
 
 PLAIN = (bool, int, float, complex, str, bytes, type(None), np.dtype, slice, type(...))
-LIMIT = 4096  # digests that a trail keeps
+LIMIT = 4096  # maximum number of digests in a trail
 
-# A thing that a body found outside, by its closure.
+# A value that a body reaches through its closure.
 Reached: TypeAlias = "Tensor | Variable | Array"
 
 
 class Trail:
     """The ops that a body ran, in order, as a fingerprint of bounded size.
 
-    It tells op types, attributes, wiring and the values of constants. A second run that is
-    given the trail of the first (`expected`) raises where it does something else. `sources` is
-    what the body reached outside, each with the id of what stood for it.
+    The fingerprint covers op types, attributes, wiring and the values of constants. A second run
+    with the trail of the first (`expected`) raises at the first difference. `sources` are the
+    values that the body reached outside, each with the id of its stand-in.
     """
 
     patchy = False
@@ -49,7 +50,7 @@ class Trail:
     def __init__(self, kind: str, xs: Sequence[Tensor], expected: Trail | None = None) -> None:
         self.kind = kind
         self.expected = expected
-        # where each Tensor came from
+        # The origin of each Tensor.
         self.places: dict[float, Any] = {x._id: ("input", i) for i, x in enumerate(xs)}
         self.outputs: int = 0
         self.sources: list[tuple[Any, float]] = []
@@ -57,21 +58,21 @@ class Trail:
         self.assigned: dict[Any, Tensor] = {}  # by Variable
         for source, _ in () if expected is None else expected.sources:
             self.source(source, resolved(source))
-        self.places_chosen: list[Any] = []  # of ops whose rule depends on where they are
+        self.places_chosen: list[Any] = []  # of ops whose rule depends on their place
         self.digest = 0
         self.count: int = 0
-        self.stride: int = 1  # one digest is kept for as many ops
+        self.stride: int = 1  # number of ops per digest
         self.digests: list[int] = []
 
     def did(
         self, op: Op, rule: Rule, xs: Sequence[Tensor], attrs: Attrs, y: Result,
         layout: tuple[Place, ...] | None = None,
     ) -> None:  # fmt: skip
-        """An op was run."""
+        """Record an op that ran."""
         self.went(op.type, xs, y if isinstance(y, tuple) else (y,), attrs)
 
     def custom(self, call: CustomCall, run: Callable[[], Any], state: State) -> Any:
-        """Run a custom function, whose ops are steps of their own, too."""
+        """Run a custom function, whose ops are steps as well."""
         inputs = call.inputs
         outputs = call.recorded(run(), state)
         self.went(call.name, inputs, containers.flatten(outputs)[0])
@@ -85,7 +86,7 @@ class Trail:
         again: Any,
         rule: Any,
     ) -> None:
-        """A region was run."""
+        """Record a region that ran."""
         self.went(kind, xs, ys)
 
     def foreign(
@@ -95,35 +96,35 @@ class Trail:
         xs: Sequence[Tensor],
         ys: Sequence[Tensor],
     ) -> None:
-        """Another library computed something."""
+        """Record a computation of another library."""
         self.went("a function of another library", xs, ys)
 
     def body(self, captured: Any, xs: Sequence[Tensor], ys: Sequence[Tensor]) -> None:
-        """A smaller body ran for the first time, and was captured."""
+        """Record an inner body that ran for the first time and was captured."""
         self.went("a body", xs, ys)
 
     def assign(self, variable: Variable, value: Tensor) -> None:
-        """The body assigned to a Variable."""
+        """Record an assignment to a Variable."""
         self.assigned[variable] = value
 
     def read(self, variable: Variable, value: Tensor) -> None:
-        """The body read a Variable: something from outside, unless it has assigned to it."""
+        """Record a read of a Variable: a source, unless the body has assigned to it."""
         if variable not in self.assigned:
             self.source(variable, value)
 
     def source(self, source: Reached, inner: Tensor) -> None:
-        """The body reached something outside, for which `inner` stands inside."""
+        """Record a value from outside, whose stand-in is `inner`."""
         self.inner[inner._id] = inner
         self.reach(source, inner._id)
 
     def reach(self, source: Reached, number: float) -> None:
-        """Note the id of what stands for something outside."""
+        """Record the id of the stand-in of a value from outside."""
         if number > 0 and number not in self.places:
             self.places[number] = "outside", len(self.sources)
             self.sources.append((source, number))
 
     def let_go(self) -> dict[float, Tensor]:
-        """Hold no Tensor of the run any more; those that stood for the sources are returned."""
+        """Drop all Tensors of the run, and return the stand-ins of the sources."""
         inner, self.inner = self.inner, {}
         return inner
 
@@ -131,7 +132,7 @@ class Trail:
         self, label: str, xs: Sequence[Tensor], ys: Sequence[Tensor],
         attrs: Attrs | None = None,
     ) -> None:  # fmt: skip
-        """Note one step from xs to ys."""
+        """Record one step from xs to ys."""
         shown = [(k, _shown(v)) for k, v in (attrs or {}).items()]
         here = label, str(shown), tuple([self._origin(x) for x in xs])
         self.digest: int = hash((self.digest, here))
@@ -145,7 +146,7 @@ class Trail:
                 self.digests, self.stride = self.digests[1::2], 2 * self.stride
 
     def made(self, ys: Sequence[Tensor]) -> None:
-        """Note the Tensors that a step made."""
+        """Record the Tensors that a step made."""
         for y in ys:
             self.places[y._id] = "output", self.outputs
             self.outputs += 1
@@ -162,43 +163,43 @@ class Trail:
         return *spec, repr(values.tolist()) if values.dtype.hasobject else checksum(values)
 
     def compare(self, now: Trail, label: str) -> None:
-        """Raise if another run has left this trail."""
+        """Raise if another run has deviated from this trail."""
         i, rest = divmod(now.count, self.stride)
         if now.count > self.count or (rest == 0 and self.digests[i - 1] != now.digest):
             raise self.left(f"the op {label!r} (at {find_caller()})", now.count)
 
     def finished(self, now: Trail) -> None:
-        """Raise unless another run, which has ended, went all the way and no other."""
+        """Raise unless another run, which has ended, followed the whole trail and nothing more."""
         if now.count != self.count or now.digest != self.digest:
             raise self.left("the end", now.count + 1)
 
     def left(self, label: str, count: int) -> GradientError:
-        """The error for a body that does something else when it runs again."""
+        """Return the error for a body that behaves differently when it runs again."""
         about = "" if self.stride == 1 else f", or one of the {self.stride - 1} before it"
         return GradientError(
-            f"the gradient of {self.kind} runs its function again, which did something else than "
-            f"the first time; the gradient would be another function's. The first difference is "
-            f"{label}, number {count} of {self.count} ops{about}. The function must do the same "
-            "whenever it is called: pass what changes (a number, a name bound anew by a loop, "
-            "random numbers) as an argument, or bind it: lambda x, k=k: …"
+            f"the gradient of {self.kind} runs its function again, and the second run did not do "
+            "the same as the first; the gradient would be another function's. The first "
+            f"difference is {label}, number {count} of {self.count} ops{about}. The function must "
+            "do the same in every call: pass changing values (a number, the variable of a loop, "
+            "random numbers) as an argument, or bind them: lambda x, k=k: …"
         )
 
 
 def _shown(value: object) -> str:
-    """An attribute as it is compared; of an object that is not a plain value, only its type."""
+    """Return an attribute in comparable form; for an object that is not plain, only its type."""
     if isinstance(value, tuple):
         return f"({', '.join(map(_shown, value))})"
     return repr(value) if isinstance(value, PLAIN) else type(value).__name__
 
 
 def capturing() -> Any:
-    """The capture or trail that is at work, if one is."""
+    """Return the active capture or trail, or None."""
     state = current()
     return None if state is None or state.region is None else state.region.capture
 
 
 def resolved(source: Reached) -> Tensor:
-    """Return the stand-in, in the open region, for something that a body reached outside."""
+    """Return the stand-in, in the open region, for a value that a body reached outside."""
     state = current()
     assert state is not None
     if isinstance(source, Readable):

@@ -1,7 +1,8 @@
-"""Variants of a program: one for each choice of inputs that tapes watch, compiled by XLA.
+"""Variants of a program: one for each set of watched inputs, compiled by XLA.
 
-A variant traces the body in a `Region`, then the walk back; `program` says what for. What the walk
-has closed over of the forward pass becomes further results of the forward program.
+A variant traces the body in a `Region`, then the backward pass; `program` explains why. The values
+of the forward pass that the backward pass closes over become further results of the forward
+program.
 """
 
 from __future__ import annotations
@@ -42,19 +43,20 @@ if TYPE_CHECKING:
 
 
 class Variant:
-    """A program for one choice of inputs that tapes watch.
+    """A program for one set of watched inputs.
 
-    Its function takes the arrays that are `kept`, and then those that are donated, of which
-    `donated` are the places of Variables that it updates and `lent` those of arguments.
+    Its function takes the arrays that are `kept`, and then the donated arrays: `donated` are the
+    places of Variables that it updates, and `lent` the places of donated arguments.
 
-    `kept` and `places` together have each place of an input once. Take three arguments, of which 1
-    was named in `donate`, and two sources: a Variable `w` (3), which the body assigns to, and a
-    Tensor (4). Then
+    `kept` and `places` together contain each place of an input once. Take three arguments, of which
+    argument 1 was named in `donate`, and two sources: a Variable `w` (3), which the body assigns,
+    and a Tensor (4). Then
 
         kept       0, 2, 4    the arrays that come first, in this order
-        places     3, 1       those that follow: `donated` (3), then `lent` (1)
+        places     3, 1       the donated arrays: `donated` (3), then `lent` (1)
 
-    `wanted` are the inputs that tapes watch. If there are any, nothing is donated: `kept` has all.
+    `wanted` are the inputs that tapes watch. If there are any, the variant donates nothing: `kept`
+    has all places.
     """
 
     def __init__(self, program: Any, n: int, wanted: tuple[int, ...], donates: bool) -> None:
@@ -73,13 +75,13 @@ class Variant:
         self.places: list[int] = [*self.donated, *self.lent]
         self.kept: list[int] = [i for i in range(n + len(program.sources)) if i not in places]
         self.converted: dict[int, tuple[Tensor, Any]] = {}
-        self.written: dict[int, tuple[bytes, Any]] = {}  # arrays, with what they held
+        self.written: dict[int, tuple[bytes, Any]] = {}  # converted arrays, with their content
         self.given: Sequence[Tensor] = ()
-        self.traces: list[Trace] = []  # those that compiled programs belong to
-        self.complete = False  # a trace has found nothing that was not an input
+        self.traces: list[Trace] = []  # the traces of the compiled programs
+        self.complete = False  # a trace has found no new input
         self.news = False
         self.verifying: list[Trace] | None = None  # the trace that is compared with the program
-        self.usual: Trace | None = None  # that to which results without a mark belong
+        self.usual: Trace | None = None  # the trace to which results without a mark belong
         self.compiled: Any = self._compile()
 
     def _compile(self) -> Any:
@@ -92,7 +94,7 @@ class Variant:
     def split(self, results: Any) -> tuple[Trace, Sequence[Any]]:
         """Return the trace to which the results of a call belong, and the results without a mark.
 
-        JAX chose it among several, by shapes and dtypes.
+        JAX chose the trace among several, by shapes and dtypes.
         """
         if type(results) is tuple:
             return results[0].trace(), results[1:]
@@ -100,17 +102,17 @@ class Variant:
         return self.usual, results if type(results) is list else [results]
 
     def lower(self, inputs: Sequence[Tensor]) -> Any:
-        """JAX's `Lowered` for these inputs; nothing runs, so nothing is written over."""
+        """Return JAX's `Lowered` for these inputs; it does not run, so it overwrites nothing."""
         given = [to_jax(inputs[i]._data) for i in self.places]
         return self._run(inputs, given, lambda *xs: self.compiled.trace(*xs).lower())
 
     def _run(self, inputs: Sequence[Tensor], donated: Sequence[Array], compiled: Any) -> Any:
-        """Trace, if that has not been done, and call `compiled`."""
+        """Trace, unless a trace exists, and call `compiled`."""
         kept = [
             argument(inputs[i]) if i < self.n else self.convert(i, inputs[i]) for i in self.kept
         ]
         arrays = [*kept, *donated]
-        self.given = inputs  # the Tensors that tapes know, if this is traced now
+        self.given = inputs  # the Tensors that tapes watch, in case this call traces
         try:
             if not self.complete:
                 self._find(arrays)
@@ -124,17 +126,17 @@ class Variant:
             self.given = ()
 
     def _find(self, arrays: list[Array]) -> None:
-        """Trace to the end, and only then say that the trace came upon news.
+        """Trace to the end, and only then raise SourceFound for new inputs.
 
-        JAX never frees a trace that an exception ends, nor the arrays that it took in.
+        JAX never frees a trace that ends with an exception, nor the arrays that it captured.
         """
-        self.compiled.trace(*arrays)  # which the call after it finds
+        self.compiled.trace(*arrays)  # the following call finds this trace
         if self.news:
             raise SourceFound
         self.complete: bool = True
 
     def _verify(self, arrays: list[Array]) -> None:
-        """Trace once more, and compare with the program; nothing else comes of the trace."""
+        """Trace once more, and compare with the program; the trace has no other effect."""
         known = self.compiled.trace(*arrays)
         self.verifying = []
         try:
@@ -144,7 +146,7 @@ class Variant:
             self.verifying = None
 
     def convert(self, i: int, x: Tensor) -> Any:
-        """Return a source as JAX's array, converted once for as long as it stays the same."""
+        """Return a source as a JAX array, converted once for as long as it stays the same."""
         if type(x._data) is not np.ndarray:
             return x._data
         known = self.converted.get(i)
@@ -155,7 +157,7 @@ class Variant:
         return known[1]
 
     def convert_array(self, i: int, array: np.ndarray) -> Any:
-        """Return a small array as JAX's, converted again if its owner has written to it."""
+        """Return a small array as a JAX array, converted again if its owner has written to it."""
         content = array.tobytes()
         known = self.written.get(i)
         if known is None or known[0] != content:
@@ -163,22 +165,23 @@ class Variant:
         return known[1]
 
     def _donate(self, i: int, x: Tensor) -> Any:
-        """Return an array that the program may write over: a copy, if somebody else may hold it."""
-        if i < self.n:  # an argument named in `donate`, which the caller has given away
+        """Return an array that the program may overwrite: a copy, if another object may hold it."""
+        if i < self.n:  # an argument named in `donate`, which the caller has given up
             return to_jax(argument(x))
         variable: Variable = self.program.sources[i - self.n]
         data = to_jax(x._data)
-        variable._away = True  # from now on other threads wait to read it; those that did have it
+        # from now on, other threads that read it wait; earlier readers have it
+        variable._away = True
         return data.copy() if variable._lent or data is not x._data else data
 
     # -- tracing -----------------------------------------------------------------------------
 
     def _results(self, *given: Array) -> Any:
-        """Trace the body, and the walk back if tapes watch; this is the function that JAX compiles.
+        """Trace the body, and the backward pass if tapes watch; JAX compiles this function.
 
-        Return, in a tuple, the mark, the results, the new values of Variables, and what the rules
-        keep. A mark takes time at each call, so the usual trace returns none, nor do those like it:
-        theirs is a list, or the only array as it is.
+        Returns, in a tuple, the mark, the results, the new values of Variables, and the values that
+        the rules keep. A mark takes time at each call. So the usual trace, and traces that return
+        the same structure, return no mark: they return a list, or a single array itself.
         """
         program = self.program
         arrays = dict(zip([*self.kept, *self.places], given, strict=True))
@@ -189,10 +192,10 @@ class Variant:
         inputs = [region.make_stand_in(wrap(arrays[i])) for i in range(len(arrays))]
         for source, x in zip(program.sources, inputs[self.n :], strict=True):
             self._stand_in(region, program.source(source), x)
-        # A trace that ended with news is found again here, and replayed with the inputs it lacked.
+        # A trace that ended with new inputs is continued here: it is replayed with all inputs.
         shapes = self.wanted, *[(a.shape, a.dtype) for a in [arrays[i] for i in range(self.n)]]
         trace = program.begun.pop(shapes, None)
-        if trace is None or not trace.flat.complete:  # (its Python will run, with hits)
+        if trace is None or not trace.flat.complete:  # (Its Python will run, with hits.)
             trace = program.begin(trace)
         for n, tape in enumerate(tapes):
             places = watched_by(tape.outer[0], self.given) if n else self.wanted
@@ -203,7 +206,7 @@ class Variant:
         trace.count, trace.assigned = len(ys), self._assigned(region)
         ys = [*ys, *[region.values[v] for v in trace.assigned]]
         outputs = [to_jax(y._data) for y in ys]
-        # rules that have run by now run in each forward pass; the others, in each backward pass
+        # Rules that have run by now run in each forward pass; the others, in each backward pass.
         trace.ran = {(key, hit.where, hit.path): hit.ran for key, hit in trace.hits()}
         if tapes:
             ids, reached = [x._id for x in inputs], [y._id for y in ys]
@@ -213,7 +216,7 @@ class Variant:
             run_inside(linearize, region, trace.bindings)
         if self.verifying is not None:
             program.check_sources(region)
-            self.verifying.append(trace)  # which JAX refers to weakly (see `Mark`)
+            self.verifying.append(trace)  # JAX has only a weak reference to it (see `Mark`)
             return Mark(trace), *outputs
         self.news: bool = program.find(region)
         if self.news:
@@ -227,7 +230,7 @@ class Variant:
         program.traces([arrays[i] for i in range(self.n)], plainly)
         lax = program.jax.lax
         self.traces.append(trace)
-        if not tapes:  # (with tapes, what is assigned is known to them, and not given away)
+        if not tapes:  # (Tapes identify assigned Tensors, so these are not donated.)
             n = trace.count
             outputs[n:] = set_apart(outputs[n:], [*arrays.values(), *outputs[:n]])
         for i, variable in enumerate(trace.assigned, trace.count):
@@ -240,9 +243,9 @@ class Variant:
         return Mark(trace), *outputs
 
     def _assigned(self, region: Region) -> Sequence[Variable]:
-        """The Variables that a trace assigns to, and all that it may write over.
+        """Return the Variables that a trace assigns, including all that it may overwrite.
 
-        For other shapes the body may assign to fewer: the others come back as they were.
+        For other shapes the body may assign fewer Variables: the others are returned unchanged.
         """
         donated = [self.program.sources[i - self.n] for i in self.donated]
         return tuple(dict.fromkeys([*region.assigned, *donated]))
@@ -258,10 +261,10 @@ class Variant:
         self, tape: Tape, inputs: Sequence[Tensor], ys: Sequence[Tensor], results: list[Array],
         arrays: dict[int, Array], trace: Trace,
     ) -> None:  # fmt: skip
-        """Trace the backward program; what it takes from the forward one becomes results.
+        """Trace the backward program; its captured forward values become results.
 
-        The walk runs inside a trace within the trace. JAX then lists what the inner one has closed
-        over: exactly the tracers of the forward pass that the rules use, and no more.
+        The walk runs in a nested trace. JAX then lists the values that the inner trace closes over:
+        exactly the tracers of the forward pass that the rules use.
         """
         jax = self.program.jax
         passage, zeros = trace.passage, jax.numpy.zeros_like
@@ -277,8 +280,8 @@ class Variant:
         specs = [jax.ShapeDtypeStruct(y.shape, gradient_dtype(y, wide)) for y in outputs]
         trace.dtypes = [spec.dtype for spec in specs]
         closed = jax.make_jaxpr(back)(*specs)
-        # An input or a result need not be returned a second time. The call that walks back finds it
-        # where it is (`_record`).
+        # An input or a result need not be returned a second time. The call of the backward pass
+        # finds it at its own place (`_record`).
         places: dict[int, Any] = {id(array): ("input", i) for i, array in arrays.items()}
         places.update((id(array), ("result", i)) for i, array in enumerate(results))
         trace.kept, trace.jaxpr = kept_for(closed.consts, places, results, "result"), closed

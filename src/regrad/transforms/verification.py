@@ -1,9 +1,9 @@
-"""Whether a compiled function still does what its program does: trace it again, and compare.
+"""Check that a compiled function still matches its program: trace it again, and compare.
 
 Two traces are the same if they have the same equations in the same order, on the same inputs and
-equal constants; what JAX calls the variables in between, and what objects stand in parameters
-that are functions, makes no difference. So do the backward programs, and what the body returned
-around its Tensors.
+equal constants. JAX's names of intermediate variables, and the identity of functions among the
+parameters, make no difference. The backward programs must be the same as well, and the plain values
+and containers that the body returned around its Tensors.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ if TYPE_CHECKING:
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 _NOT_THEIRS = (PACKAGE, sysconfig.get_path("purelib") + os.sep)
 
-Constant: TypeAlias = tuple[Any, ...]  # the mark of a constant: see `_content`
+Constant: TypeAlias = tuple[Any, ...]  # the mark of a constant; see `_content`
 
 
 class Difference(NamedTuple):
-    """The difference between two traces: what was, what is now, and the equation that shows it."""
+    """The difference between two traces: old and new state, and the equation that shows it."""
 
     was: str
     now: str
@@ -50,25 +50,25 @@ def compare(name: str, known: Any, again: Any) -> None:
         *_around(*pair),
     ):
         raise StaleError(
-            f"{name} is stale: traced again it does something else than its program"
-            f"{_where(difference.equation)}. The program has {difference.was}, the function now "
-            f"has {difference.now}. It depends on Python state that jit does not see (see "
-            "docs/compiled.md): pass that as an argument, or hold it in a Tensor or a Variable."
+            f"{name} is stale: a new trace differs from its program{_where(difference.equation)}. "
+            f"The program has {difference.was}, the function now has {difference.now}. It depends "
+            "on Python state that jit does not see (see docs/compiled.md): pass this state as an "
+            "argument, or hold it in a Tensor or a Variable."
         )
 
 
 def check_memory(name: str, held: np.ndarray, now: np.ndarray) -> None:
-    """Raise StaleError if the memory of a Tensor was written after the program took the Tensor."""
+    """Raise StaleError if a Tensor's memory was written after the program took the Tensor."""
     if held.astype(now.dtype).tobytes() != now.tobytes():
         raise StaleError(
-            f"{name} is stale: the memory of a Tensor that the function reaches was written. Such "
-            "a Tensor shares its memory (asarray(a, copy=False), from_dlpack(a)): let the function "
-            "read the array itself, or pass the Tensor as an argument."
+            f"{name} is stale: the memory of a Tensor that the function reaches was overwritten. "
+            "This Tensor shares its memory (asarray(a, copy=False), from_dlpack(a)): let the "
+            "function read the array itself, or pass the Tensor as an argument."
         )
 
 
 def _around(a: Trace, b: Trace) -> Iterator[Difference]:
-    """Differences in what is not a Tensor: plain results, and the Variables assigned to."""
+    """Yield differences outside of Tensors: plain results, and the assigned Variables."""
     if not a.note.is_like(b.note) or _exact(a.note.leaves) != _exact(b.note.leaves):
         yield Difference(f"the results {a.note}", str(b.note))
     if list(map(id, a.assigned)) != list(map(id, b.assigned)):
@@ -88,7 +88,7 @@ def _backward(a: Trace, b: Trace) -> Iterator[Difference]:
 
 
 def _constants(values: Sequence[Array], kinds: Sequence[str] | None = None) -> list[Any]:
-    """Return the marks that tell constants apart: values, or the places where they come from."""
+    """Return marks that distinguish constants: values, or the places where they come from."""
     kinds = kinds or ["constant"] * len(values)
     return [
         _content(value) if kind == "constant" else (kind, value)
@@ -99,7 +99,7 @@ def _constants(values: Sequence[Array], kinds: Sequence[str] | None = None) -> l
 def _content(value: Array) -> Any:
     try:
         array = np.asarray(value)
-    except Exception:  # a tracer, a key of JAX's
+    except Exception:  # a tracer, or a JAX key
         return "object", id(value)
     return "constant", str(array.dtype), array.shape, array.tobytes(), array
 
@@ -108,14 +108,14 @@ def _content(value: Array) -> Any:
 
 
 def _programs(a: ClosedJaxpr, b: ClosedJaxpr) -> Iterator[Difference]:
-    """Differences of two closed jaxprs."""
+    """Yield the differences of two closed jaxprs."""
     yield from _parts(a.jaxpr, b.jaxpr, _constants(a.consts), _constants(b.consts))
 
 
 def _parts(
     a: Jaxpr, b: Jaxpr, a_consts: Sequence[Constant], b_consts: Sequence[Constant]
 ) -> Iterator[Difference]:
-    """The first difference of two jaxprs with these constants; equations come in order."""
+    """Yield the first difference of two jaxprs with these constants; equations come in order."""
     known, new = _VariableNames(a, a_consts), _VariableNames(b, b_consts)
     for i, (p, q) in enumerate(zip_longest(a.eqns, b.eqns)):
         if p is None or q is None or known.key(p) != new.key(q):
@@ -145,7 +145,7 @@ class _VariableNames:
         return _content(v.val) if hasattr(v, "val") else self.of[v]
 
     def key(self, equation: JaxprEqn) -> Any:
-        """Return a key of all that an equation does, without the jaxprs inside it."""
+        """Return a key of everything that an equation does, without the jaxprs inside it."""
         inputs = [self[v][:4] for v in equation.invars]
         outputs = [str(v.aval) for v in equation.outvars]
         options = {k: _option(v) for k, v in equation.params.items()}
@@ -153,7 +153,7 @@ class _VariableNames:
 
 
 def _option(value: object) -> Any:
-    """A parameter of an equation, for comparing."""
+    """Return a parameter of an equation, in comparable form."""
     if hasattr(value, "eqns") or hasattr(value, "jaxpr"):
         return "jaxpr"
     if isinstance(value, list | tuple):
@@ -164,7 +164,7 @@ def _option(value: object) -> Any:
 
 
 def _inner(equation: JaxprEqn) -> Iterator[tuple[Any, Sequence[Any]]]:
-    """The jaxprs in an equation, with their constants."""
+    """Yield the jaxprs in an equation, with their constants."""
     for value in equation.params.values():
         for part in value if isinstance(value, list | tuple) else [value]:
             if hasattr(part, "jaxpr"):
@@ -190,8 +190,8 @@ def _shown(names: _VariableNames, equation: JaxprEqn | None) -> str:
 
 
 def _where(equation: JaxprEqn | None) -> str:
-    """`, at model.py:12 (loss)`: the line of the user's that an equation comes from."""
-    # (JAX does not document where it keeps this; without it the message is shorter)
+    """Return `, at model.py:12 (loss)`: the user's line from which an equation comes."""
+    # (JAX does not document where it keeps the traceback; without it, the message is shorter.)
     traceback = getattr(getattr(equation, "source_info", None), "traceback", None)
     for frame in getattr(traceback, "frames", ()):
         if not frame.file_name.startswith(_NOT_THEIRS):

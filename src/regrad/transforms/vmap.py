@@ -1,4 +1,4 @@
-"""`vmap`: a function of single examples, applied to many at once."""
+"""`vmap`: apply a function of single examples to many examples at once."""
 
 from __future__ import annotations
 
@@ -55,19 +55,19 @@ def vmap(f: Callable[P, R], in_axes: Axes = 0, out_axes: Axes = 0) -> Callable[P
     """Return a function of batches that applies `f`, a function of single examples, to each.
 
     Args:
-        f: A function of Tensors (or containers of them) that returns the like.
-        in_axes: The axis along which each argument is taken apart, None for one that is the
-            same for all examples: one entry for all arguments, or a tuple with one for each
-            (which may be a container, like the argument).
-        out_axes: Where the axis of examples goes in the results, likewise.
+        f: A function of Tensors (or containers of them) that returns Tensors or containers of them.
+        in_axes: The axis along which each argument is split, or None for an argument that all
+            examples share: one entry for all arguments, or a tuple with one entry for each (an
+            entry may be a container, like the argument).
+        out_axes: The axis of examples in the results, in the same form.
 
-    With JAX data (and under `jit`) the ops of f run on all examples at once, by `jax.vmap`; with
-    data of NumPy or PyTorch f is called for each example, with the same results. Rules see
-    single examples either way, and every rule in force counts.
+    With JAX data (and under `jit`), the ops of f run on all examples at once, through `jax.vmap`.
+    With data of NumPy or PyTorch, f is called for each example, with the same results. In both
+    cases, rules see single examples, and every active rule applies.
 
     Raises:
-        ShapeError: the arguments have different numbers of examples, or none.
-        ArgumentError: `in_axes` does not fit; f assigns to a Variable.
+        ShapeError: The arguments have different numbers of examples, or none.
+        ArgumentError: `in_axes` does not fit the arguments, or f assigns to a Variable.
 
     Source: `jax.vmap`.
 
@@ -80,7 +80,9 @@ def vmap(f: Callable[P, R], in_axes: Axes = 0, out_axes: Axes = 0) -> Callable[P
     """
     callable_or_raise(f, "vmap")
     if getattr(in_axes, "ndim", 0):
-        raise ArgumentError(f"vmap: in_axes are ints, got {kind(in_axes)}. Write vmap(f)(x).")
+        raise ArgumentError(
+            f"vmap: in_axes must be integers, got {kind(in_axes)}. Write vmap(f)(x)."
+        )
 
     @helpful("vmap(f)")
     @wraps(f)
@@ -101,7 +103,7 @@ def vmap(f: Callable[P, R], in_axes: Axes = 0, out_axes: Axes = 0) -> Callable[P
 
 
 def axes_of(in_axes: Axes, args: tuple[Any, ...], given: OpenedArguments) -> list[int | None]:
-    """The axis for each Tensor among the arguments."""
+    """Return the axis for each Tensor among the arguments."""
     if isinstance(in_axes, list | tuple) and len(in_axes) != len(args):
         raise ArgumentError(
             f"vmap: in_axes has {len(in_axes)} entries, and there are {len(args)} arguments"
@@ -110,7 +112,9 @@ def axes_of(in_axes: Axes, args: tuple[Any, ...], given: OpenedArguments) -> lis
     leaves = [axis for axis, arg in zip(each, args, strict=True) for axis in _spread(axis, arg)]
     axes = [a for a, leaf in zip(leaves, given.places(), strict=True) if leaf]
     if all(axis is None for axis in axes):
-        raise ArgumentError("vmap: in_axes is None for every Tensor; there is nothing to map over")
+        raise ArgumentError(
+            "vmap: in_axes is None for every Tensor, so there is no axis to map over"
+        )
     return [
         a if a is None else normalized_axis(a, x.ndim)
         for a, x in zip(axes, given.tensors, strict=True)
@@ -118,12 +122,12 @@ def axes_of(in_axes: Axes, args: tuple[Any, ...], given: OpenedArguments) -> lis
 
 
 def _spread(axis: Axes, arg: Any) -> list[Any]:
-    """One axis for each leaf of an argument."""
+    """Return one axis for each leaf of an argument."""
     leaves = containers.flatten(arg)[0]
     if axis is None or isinstance(axis, int):
         return [axis] * len(leaves)
     if type(axis) in (str, float, bool) or callable(axis):
-        raise ArgumentError(f"vmap: an axis is an int or None, got {kind(axis)}: {axis!r:.60}")
+        raise ArgumentError(f"vmap: an axis must be an int or None, got {kind(axis)}: {axis!r:.60}")
     import optree
 
     found: list[Any] = []
@@ -135,14 +139,16 @@ def _spread(axis: Axes, arg: Any) -> list[Any]:
 
 
 def placed_along(result: Any, out_axes: Axes) -> Any:
-    """The results with the axis of examples where it is wanted."""
+    """Return the results with the axis of examples at the requested place."""
     leaves, rebuild = containers.flatten(result)
     moved = []
     for y, axis in zip(leaves, _spread(out_axes, result), strict=True):
         if not isinstance(y, Tensor) or axis == 0:
             moved.append(y)
         elif axis is None:
-            raise ArgumentError("vmap: out_axes is None; take y[0] of a result that is the same")
+            raise ArgumentError(
+                "vmap: out_axes is None; take y[0] of a result that is the same for all examples"
+            )
         else:
             with masked():
                 moved.append(moveaxis(y, 0, axis))
@@ -152,7 +158,7 @@ def placed_along(result: Any, out_axes: Axes) -> Any:
 def mapped(
     flat: Flat, xs: Sequence[Tensor], axes: Sequence[int | None], kind: str
 ) -> Sequence[Tensor]:
-    """A flat function along axes of its arguments; the results have the examples first."""
+    """Map a flat function along axes of its arguments; the results have the examples first."""
     with masked():
         xs = [moveaxis(x, a, 0) if a else x for x, a in zip(xs, axes, strict=True)]
     count = _count([x for x, a in zip(xs, axes, strict=True) if a is not None], kind)
@@ -166,33 +172,34 @@ def _count(xs: Sequence[Tensor], kind: str) -> int:
     counts = {x.shape[0] for x in xs}
     if len(counts) > 1:
         raise ShapeError(
-            f"{kind}: the arguments differ in the number of examples: "
-            f"{', '.join(str(x.shape) for x in xs)} along the axes that are mapped over"
+            f"{kind}: the arguments have different numbers of examples: "
+            f"{', '.join(str(x.shape) for x in xs)} along the mapped axes"
         )
     return counts.pop()
 
 
 class Examples(OpenRegion):
-    """The region of examples that are run one by one, as if they were run at once."""
+    """The region of examples that run one by one, with the results of a single batched run."""
 
     draws = False
 
     def _reached(self, source: Reached, inner: Tensor) -> Tensor:
-        return inner  # (the region around tells the capture, unless the source was made in there)
+        # (The enclosing region reports to the capture, unless the source was made in there.)
+        return inner
 
 
 def one_by_one(
     flat: Flat, xs: Sequence[Tensor], along: Sequence[bool], count: int, kind: str
 ) -> Sequence[Tensor]:
-    """The examples one after another."""
+    """Run the examples one after another."""
     if not count:
-        raise ShapeError(f"{kind}: there are no examples, so the results have no known shape")
+        raise ShapeError(f"{kind}: there are no examples, so the shapes of the results are unknown")
     region = Examples(kind)
     state, rows = current(), []
     overrides, tapes = (None, ()) if state is None else (state.overrides, state.tapes)
     counts = [(b, Counts(b.counts)) for b in (overrides or {}).values() if isinstance(b, Counting)]
     for i in range(count):
-        for counting, before in counts:  # (an example is not another call)
+        for counting, before in counts:  # (Further examples are not further calls.)
             counting.counts.clear()
             counting.counts.update(before)
         with masked():
@@ -206,7 +213,7 @@ def one_by_one(
 
 
 def at_once(flat: Flat, xs: Sequence[Tensor], along: Sequence[bool], kind: str) -> Sequence[Tensor]:
-    """All examples at once, by JAX."""
+    """Run all examples at once, through JAX."""
     import jax
 
     body_run = BodyRun(kind, xs, traced=True)
@@ -225,7 +232,7 @@ def at_once(flat: Flat, xs: Sequence[Tensor], along: Sequence[bool], kind: str) 
     def derivative(
         way: Any, inputs: Sequence[Tensor], passage: Passage, given: Sequence[Tensor]
     ) -> Sequence[Tensor]:
-        back = way is pullback  # (what arrives then has the examples)
+        back = way is pullback  # (The incoming gradients then have the axis of examples.)
         more = [True] * len(given) if back else [along[i] for i in passage.wanted]
         f = way(function, len(inputs), passage)
         named = f"the {'gradient' if back else 'derivative'} of {kind}"
@@ -243,6 +250,6 @@ def _refuse_assignments(region: Region, kind: str) -> None:
     if region.assigned:
         raise TraceError(
             f"{kind}: the function assigns to the Variable {region.assigned[0].name!r}, which "
-            "would get one value per example. Return the values, and assign what they come to "
-            "(their mean, say) outside."
+            "would get one value per example. Return the values, and assign a reduction of them "
+            "(for example their mean) outside."
         )

@@ -1,4 +1,4 @@
-"""Loops of unknown length inside what JAX traces: flat functions under `lax.while_loop`."""
+"""Loops of unknown length inside a JAX trace: flat functions under `lax.while_loop`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def repeated(test: Flat, flat: Flat, carry: Sequence[Tensor]) -> Sequence[Tensor]:
-    """`flat` of the carry as long as `test` of it holds; forward only."""
+    """Apply `flat` to the carry as long as `test` of it is true; forward mode only."""
     test, flat = Captured(test, "while_loop"), Captured(flat, "while_loop")
     assigned: list[Variable] = []
     n = len(carry)
@@ -51,7 +51,7 @@ def repeated(test: Flat, flat: Flat, carry: Sequence[Tensor]) -> Sequence[Tensor
 
 
 def _assigned_first(flat: Flat, n: int, assigned: Sequence[Variable]) -> Flat:
-    """A body of n Tensors as one that is given the values of these Variables as well."""
+    """Return a body of n Tensors as a body that also takes the values of these Variables."""
 
     def more(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
         region = current().region  # pyright: ignore[reportOptionalMemberAccess]
@@ -84,7 +84,8 @@ def _repeat(body_run: BodyRun, test: Flat, step: Flat) -> Sequence[Any]:
 
 def _refuse(*given: object) -> Any:
     raise GradientError(
-        "while_loop: under jit a loop of unknown length has no gradient, because XLA "
-        "must know how much to keep. Give the most steps there can be, while_loop(…, max_steps=n), "
-        "or use scan or fori_loop with a fixed number of steps. (Forward mode, jvp, needs neither.)"
+        "while_loop: under jit, a loop of unknown length has no gradient, because XLA must know "
+        "how much memory to reserve. Pass a maximum number of steps, while_loop(…, max_steps=n), "
+        "or use scan or fori_loop with a fixed number of steps. (Forward mode, jvp, needs "
+        "neither.)"
     )

@@ -1,8 +1,8 @@
 """Whole calls of decorated functions as one op: keys `rg.at("block1")`, which name no op.
 
-The call is a region whose inputs alone are kept, as that of a `checkpoint` is: so all that it takes
-from outside is known, Variables too. In the place of the region's own gradient stands the rule's,
-which may ask for it by `builtin`.
+The call is a region whose tapes keep only its inputs, as in `checkpoint`. So regrad has everything
+that the call captures, including Variables. The rule replaces the gradient of the region, and can
+compute the region's own gradient by `builtin`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from regrad.transforms.region import Passage
 
 
 def call(f: Callable[..., Any], args: tuple[Any, ...], options: dict[str, Any]) -> Any:
-    """Call a function that a scope decorates, under the rule for the whole call if there is one."""
+    """Call a decorated function, under the rule for the whole call if one exists."""
     state = current()
     binding: Any = state and state.overrides and state.overrides.get(CALL.type)
     if state is None or not binding:
@@ -45,8 +45,8 @@ def call(f: Callable[..., Any], args: tuple[Any, ...], options: dict[str, Any]) 
     path = ".".join(PATH.get())
     if any(map(is_symbolic, given.tensors)):
         raise GradientError(
-            f"the call of {path!r} has a rule as a whole, and was made in a graph. Give the "
-            "function a gradient with custom_grad, or call it in eager mode or under jit."
+            f"the call of {path!r} has a rule for the whole call, and was made in a graph. Define "
+            "a gradient for the function with custom_grad, or call it in eager mode or under jit."
         )
     whole = WholeCall(f.__name__, bound, pairs, len(given.tensors))
     body = Body(lambda args, more: f(*args, **dict(zip(options, more, strict=True))), given)
@@ -56,19 +56,19 @@ def call(f: Callable[..., Any], args: tuple[Any, ...], options: dict[str, Any]) 
 
 
 class WholeCall:
-    """A call of a function under a rule for the whole."""
+    """A call of a function under a rule for the whole call."""
 
     def __init__(self, name: str, rule: Any, given: Sequence[tuple[str, Any]], count: int) -> None:
         self.name = name
         self.hit: Any = rule.hit
         self.value: Any = rule.bare.value
-        self.count = count  # of the Tensors that it is given
+        self.count = count  # the number of Tensor arguments
         self.names: list[str] = [name for name, x in given if isinstance(x, Tensor)]
         self.attrs: dict[str, Any] = {free(n): x for n, x in given if not isinstance(x, Tensor)}
         self.parameters: list[str] | None = None
 
     def know(self, captured: Sequence[Any], outputs: Sequence[Any]) -> None:
-        """Note the Variables (by name) and Tensors that the call took from outside.
+        """Record the Variables (by name) and Tensors that the call captured.
 
         `outputs` are the shapes and dtypes of its results.
         """
@@ -83,11 +83,11 @@ class WholeCall:
         self, own: Any, is_reverse: bool, function: Any, inputs: Sequence[Tensor],
         passage: Passage, dys: Sequence[Tensor],
     ) -> Sequence[Any]:  # fmt: skip
-        """Return the rule's gradients by the inputs wanted, in the place of the region's own."""
+        """Return the rule's gradients by the wanted inputs, which replace the region's own."""
         if not is_reverse:
             raise GradientError(
-                f"forward mode: the call of {self.name!r} has a rule as a whole, which holds in "
-                "reverse mode (grad, vjp)."
+                f"forward mode: the call of {self.name!r} has a rule for the whole call, which "
+                "applies in reverse mode (grad, vjp)."
             )
         self.hit.pulled()
         passage, given = passage.whole, dict(zip(passage.reached, dys, strict=True))
@@ -120,7 +120,7 @@ class WholeCallPulls:
         self.function: Any = function
         self.inputs: Sequence[Tensor] = inputs
         self.passage: Passage = passage
-        self.unused: list[Tensor] = [*zeros]  # they stand for gradients that there are not
+        self.unused: list[Tensor] = [*zeros]  # replacements for missing gradients
 
     def pull(self, xs: Sequence[Any], dys: Sequence[Any], only: int | None = None) -> Any:
         """Return the call's own gradients, by leaf."""
@@ -136,16 +136,16 @@ class WholeCallPulls:
 
 
 def refuse_block(path: Path) -> None:
-    """Refuse a key for whole calls that selects a scope which is a block, and no call."""
+    """Raise for a key for whole calls that selects a scope which is a block, not a call."""
     state = current()
     binding = state and state.overrides and state.overrides.get(CALL.type)
     steps = steps_of(path)
     for fit in binding.places.fits(steps) if isinstance(binding, Chooser) else ():
         if not fit.predicates:
             raise ArgumentError(
-                f"{fit.key!r} means whole calls as one op, and the scope {steps[-1].path!r} is a "
-                "block. Write it above a function, @rg.name_scope(...), or say for which op type "
-                "the key holds: rg.at(where, 'Relu')."
+                f"{fit.key!r} selects whole calls as one op, but the scope {steps[-1].path!r} is "
+                "a block. Decorate a function with it, @rg.name_scope(...), or name the op type "
+                "of the key: rg.at(where, 'Relu')."
             )
 
 

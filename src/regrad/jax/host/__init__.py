@@ -1,11 +1,12 @@
-"""The one door to JAX's private parts: what no public call does, by name.
+"""The only interface to JAX internals: access to private parts, with a named error for each.
 
-No other module names a private part of JAX, an attribute that its documentation lacks, or a
-parameter of an equation. `programs` reads what JAX writes down, `functions` what it knows of a
-function, and `extending` adds primitives of ours.
+No other module uses a private part of JAX, an undocumented attribute, or a parameter of an
+equation. `programs` reads JAX programs, `functions` reads JAX's data about functions, and
+`extending` adds primitives of regrad.
 
-Each part belongs to a feature (see `core.hosts`), which is refused by name where the part is lost:
-at once if the import finds it gone, else by what reads it (`reads`).
+Each part belongs to a feature (see `core.hosts`). If the part is missing, the feature raises an
+error that names it: at once if the import finds the part missing, else when code reads it
+(`reads`).
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ SIGHT = HOST.feature("traces, comparisons and drawings", "Use jax.make_jaxpr and
 
 
 def need(*features: Feature) -> None:
-    """Refuse what this JAX lacks; one that is newer than all that were tested is tried first."""
+    """Raise if this JAX lacks the features; first test a JAX newer than all tested versions."""
     if not HOST.is_tested:
         HOST.check(*features)
     for feature in features:
@@ -43,7 +44,7 @@ def need(*features: Feature) -> None:
 
 
 def refuse(feature: Feature, lost: str) -> NoReturn:
-    """Raise what refuses a feature, for something that only a program shows."""
+    """Raise the error of an unsupported feature, for a part that a program shows to be missing."""
     raise HostError(
         f"JAX {HOST.version} does not support {feature.name}: {lost}. "
         f"Versions {HOST.range()}. {feature.instead}"
@@ -51,13 +52,14 @@ def refuse(feature: Feature, lost: str) -> NoReturn:
 
 
 def reads(feature: Feature, path: str, why: str, example: Any = None) -> Any:
-    """Make a function that reads a private part; what it does not find there is refused.
+    """Make a function that reads a private part; it raises a named error if the part is missing.
 
     Args:
-        feature: what does not hold without it.
-        path: what is read.
-        why: the reason why no public call will do.
-        example: what the function is tried on, when it is made. (It has to find something.)
+        feature: The feature that depends on it.
+        path: The private part.
+        why: The reason why no public API suffices.
+        example: Returns an argument on which the new function is tested. (The function must find
+            something.)
     """
 
     def decorate(read: Callable[..., Any]) -> Callable[..., Any]:
@@ -68,7 +70,7 @@ def reads(feature: Feature, path: str, why: str, example: Any = None) -> Any:
             try:
                 return read(*args)
             except (AttributeError, KeyError, IndexError, TypeError, ValueError) as error:
-                refuse(feature, f"{path} is not what it was ({type(error).__name__}: {error})")
+                refuse(feature, f"{path} has changed ({type(error).__name__}: {error})")
 
         if example is not None:
             try:
@@ -76,7 +78,7 @@ def reads(feature: Feature, path: str, why: str, example: Any = None) -> Any:
                 if isinstance(said, list | set | str) and not said:
                     raise ValueError("it says nothing")
             except Exception as error:
-                feature.losses.append(f"{path} is not what it was ({error.__cause__ or error})")
+                feature.losses.append(f"{path} has changed ({error.__cause__ or error})")
         return reading
 
     return decorate

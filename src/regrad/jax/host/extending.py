@@ -1,4 +1,4 @@
-"""How JAX is given primitives of ours, and is asked to keep a `vmap`."""
+"""Registration of regrad's primitives in JAX, and interception of `vmap`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from regrad.jax.host.programs import notes
 
 
 def _interpreter(name: str, probe: Any) -> Any:
-    why = "JAX documents no way to give a primitive its rules"
+    why = "JAX documents no API to define the rules of a primitive"
     return GRADIENTS.part(f"jax.interpreters.{name}", why, probe)
 
 
@@ -30,7 +30,7 @@ zeros_like_aval: Any = _interpreter("ad.zeros_like_aval", takes("aval"))
 is_undefined_primal: Any = _interpreter("ad.is_undefined_primal", takes("x"))
 dce: Any = GRADIENTS.part(
     "jax.interpreters.partial_eval.dce_jaxpr",
-    "nothing public takes what is not used out of a program",
+    "no public API removes unused equations from a program",
     takes("jaxpr", "used_outputs", "instantiate"),
 )  # fmt: skip
 
@@ -38,9 +38,10 @@ dce: Any = GRADIENTS.part(
 def define(
     p: Any, run: Any, types: Any, *, jvp: Any = None, transpose: Any = None, batched: Any = None
 ) -> None:
-    """Give a primitive its rules: how it runs, its types and effects, and its transformations."""
+    """Define the rules of a primitive: execution, types, effects, and transformations."""
     p.multiple_results = True
-    p.is_high = _never  # (for JAX 0.11 on: it needs no lowering of its own, whatever it holds)
+    # (for JAX 0.11 and later: it needs no separate lowering, for any content)
+    p.is_high = _never
     p.def_impl(run)
     p.def_effectful_abstract_eval(types)
     if GRADIENTS.losses:
@@ -63,14 +64,14 @@ def primitives() -> set[str]:
 GRADIENTS.part("jax.core.Tracer", "as `trace_of`", fields("_trace"))
 
 
-@reads(GRADIENTS, "jax.core.Tracer._trace", "nothing public tells to which trace an array belongs")
+@reads(GRADIENTS, "jax.core.Tracer._trace", "no public API returns the trace of an array")
 def trace_of(array: Any) -> Any:
     """Return JAX's trace to which a tracer belongs; None for an array with values."""
     return array._trace if isinstance(array, jax.core.Tracer) else None
 
 
 def trace_around(trace: Any) -> Any:
-    """Return the trace in which another one was opened, as far as JAX says."""
+    """Return the trace in which another one was opened, if JAX exposes it."""
     return getattr(trace, "parent_trace", None)
 
 
@@ -78,7 +79,7 @@ def trace_around(trace: Any) -> Any:
 
 _BATCHING = "jax._src.interpreters.batching"
 batch: Any = VMAPS.part(
-    f"{_BATCHING}.batch", "nothing public is asked when jax.vmap is called",
+    f"{_BATCHING}.batch", "no public API intercepts calls of jax.vmap",
     takes("fun", "axis_data", "in_dims", "out_dim_dests"),
 )  # fmt: skip
 VMAPS.part(
@@ -86,18 +87,18 @@ VMAPS.part(
     fields("name", "size", "spmd_name", "explicit_mesh_axis"),
 )  # fmt: skip
 _context: Any = VMAPS.part(
-    "jax._src.core.trace_ctx", "nothing public tells what becomes of a call", fields("trace")
+    "jax._src.core.trace_ctx", "no public API shows how a call is processed", fields("trace")
 )
 _Staging: Any = VMAPS.part(
     "jax._src.interpreters.partial_eval.DynamicJaxprTrace", "as `trace_ctx`",
     lambda found: isinstance(found, type),
 )  # fmt: skip
 _Assignment: Any = VMAPS.part(
-    "jax._src.effects.JaxprInputEffect", "nothing public tells what assigns to a Ref",
+    "jax._src.effects.JaxprInputEffect", "no public API shows what assigns to a Ref",
     lambda found: isinstance(found, type),
 )  # fmt: skip
 with_axes: Any = VMAPS.part(
-    "jax._src.core.extend_axis_env_nd", "jax.make_jaxpr forgets the names of axes",
+    "jax._src.core.extend_axis_env_nd", "jax.make_jaxpr drops the names of axes",
     takes("name_size_pairs"),
 )  # fmt: skip
 trace_to_jaxpr: Any = VMAPS.part(
@@ -111,7 +112,7 @@ set_trace: Any = VMAPS.part(
     "jax.extend.core.set_current_trace", "a primitive is bound to a trace", takes("trace")
 )
 mapped_aval: Any = VMAPS.part(
-    "jax.extend.core.mapped_aval", "nothing else tells the type of one example",
+    "jax.extend.core.mapped_aval", "no other API returns the type of one example",
     takes("size", "axis", "aval"),
 )  # fmt: skip
 VMAPS.part(
@@ -131,7 +132,7 @@ def is_staging() -> bool:
 
 
 def open_traces() -> list[Any]:
-    """Return the traces that are open, as far as JAX says, the innermost first."""
+    """Return the open traces, innermost first, if JAX exposes them."""
     found = [_context.trace]
     while found[-1] is not None:
         found.append(trace_around(found[-1]))
@@ -139,10 +140,10 @@ def open_traces() -> list[Any]:
 
 
 def wrap(f: Any, like: Any) -> Any:
-    """Wrap a function as JAX does, with the notes of a wrapped one or of a program."""
+    """Wrap a function as JAX does, with the notes of a wrapped function or of a program."""
     return _wrap(f, debug_info=notes(like))
 
 
 def assigns(program: Any) -> bool:
-    """Return whether a program assigns to a Ref that it is given."""
+    """Return whether a program assigns to a Ref among its inputs."""
     return any(isinstance(effect, _Assignment) for effect in program.effects)

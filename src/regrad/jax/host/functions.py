@@ -1,4 +1,4 @@
-"""Functions as JAX knows them: how one is compiled, and what derivative it has."""
+"""JAX's data about functions: how a function is compiled, and its custom derivative."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from regrad.jax.host import FUNCTION_KEYS, GRADIENTS, reads
 
 
 class JitInfo(NamedTuple):
-    """The way `jax.jit` compiles: with static arguments or not, leaving a call or not."""
+    """The jit options of a function: with static arguments, and with a call or not."""
 
     has_static: bool
     inlined: bool
@@ -30,26 +30,26 @@ def is_jitted(function: Any) -> bool:
 
 
 @reads(
-    FUNCTION_KEYS, "jax.jit(f)._jit_info", "nothing public tells how f is compiled", lambda: JITTED
+    FUNCTION_KEYS, "jax.jit(f)._jit_info", "no public API shows how f is compiled", lambda: JITTED
 )  # fmt: skip
 def jit_info(function: Any) -> JitInfo | None:
-    """Return how `jax.jit` compiles a function; None for any other."""
+    """Return how `jax.jit` compiles a function; None for any other function."""
     if not is_jitted(function):
         return None
     info = function._jit_info
-    # (from JAX 0.12 on an enum, in which all but these leave a call in the program)
+    # (An enum from JAX 0.12 on, in which all values but these leave a call in the program.)
     inlined = getattr(info.inline, "value", info.inline) in (True, "jax_early", "jax_late")
     return JitInfo(bool(info.static_argnums or info.static_argnames), inlined)
 
 
 @reads(
-    FUNCTION_KEYS, "jax.custom_jvp(f).fun", "nothing public tells what rule a function has",
+    FUNCTION_KEYS, "jax.custom_jvp(f).fun", "no public API returns the rule of a function",
     lambda: WITH_RULE,
 )  # fmt: skip
 def rules(function: Any) -> list[Any]:
-    """Return the functions by which one with its own derivative runs and is differentiated.
+    """Return the functions that run and differentiate a function with a custom derivative.
 
-    There are none for any other function.
+    For any other function there are none.
     """
     if isinstance(function, jax.custom_jvp):
         return [function.fun, function.jvp]
@@ -60,15 +60,15 @@ def rules(function: Any) -> list[Any]:
 
 @reads(
     FUNCTION_KEYS, "jax.custom_jvp.__call__",
-    "what is left of a call in a derivative is only that this was running", lambda: jax.custom_jvp,
+    "in a derivative, a call only leaves the fact that this was running", lambda: jax.custom_jvp,
 )  # fmt: skip
 def entrance(kind: Any) -> Any:
-    """Return the code by which JAX calls functions with a derivative of their own, of a kind."""
+    """Return the code by which JAX calls functions with a custom derivative of a kind."""
     return inspect.unwrap(kind.__call__).__code__
 
 
 def derivatives(eqn: Any) -> Iterator[Any]:
-    """Yield the rules of a function that has its own, as they were written, as far as JAX says."""
+    """Yield the rules of a function with a custom derivative, as written, if JAX exposes them."""
     given = eqn.params
     yield getattr(given.get("bwd"), "f", None)
     for param, name in (("fwd_jaxpr_thunk", "fwd"), ("jvp_jaxpr_fun", "jvp")):
@@ -78,20 +78,20 @@ def derivatives(eqn: Any) -> Iterator[Any]:
 
 
 def closed_over(eqn: Any, otherwise: int) -> int:
-    """Return how many operands of a call are what its function closes over, if JAX says."""
+    """Return the number of closed-over operands of a call, if JAX exposes it."""
     return eqn.params.get("num_consts", otherwise)
 
 
 def rule_note(eqn: Any) -> str:
-    """Return the name and place of the rule of a function that has its own, as JAX notes them."""
+    """Return the name and place of a custom derivative's rule, as JAX records them."""
     function = eqn.params.get("bwd") or eqn.params.get("jvp_jaxpr_fun")
     return getattr(getattr(function, "debug_info", None), "func_src_info", None) or ""
 
 
-@reads(  # (without an example: each context is a part of all of JAX's keys, for good)
-    GRADIENTS, "jax.make_user_context()._obj.set_local", "the block of a context is Python code, in"
-    " which a signal's handler may raise",
+@reads(  # (without an example: each context becomes a permanent part of all of JAX's keys)
+    GRADIENTS, "jax.make_user_context()._obj.set_local", "the block of a context is Python code, "
+                                                         "in which a signal handler may raise",
 )  # fmt: skip
 def setter_of(context: Any) -> Callable[[Any], None]:
-    """Return the function in C that sets the value of a user context in this thread."""
+    """Return the C function that sets the value of a user context in this thread."""
     return context._obj.set_local

@@ -1,4 +1,4 @@
-"""Programs as JAX writes them down: equations, their bodies, and where they come from."""
+"""JAX programs: equations, their bodies, and their source locations."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ JAX: str = os.path.dirname(jax.__file__) + os.sep
 
 
 def _files(feature: Feature, why: str, *names: str) -> tuple[str, ...]:
-    """Return where files and folders of JAX's lie."""
+    """Return the paths of files and folders of JAX."""
     found = tuple(os.path.join(JAX, "_src", *name.split("/")) for name in names)
     feature.parts.append((f"jax/_src/{{{','.join(names)}}}", why))
     gone = [path for path in found if not (os.path.exists(path) or os.path.exists(f"{path}.py"))]
@@ -29,23 +29,24 @@ def _files(feature: Feature, why: str, *names: str) -> tuple[str, ...]:
     return found
 
 
-# Files of JAX that call what users wrote, and are on the stack of any function.
+# Files of JAX that call the user's functions, and are on the stack of any function.
 MACHINERY: tuple[str, ...] = _files(
-    OVERRIDES, "nothing public tells code that calls users' functions from other code",
+    OVERRIDES, "no public API distinguishes code that calls users' functions from other code",
     "interpreters", "core.py", "custom_derivatives.py", "linear_util.py", "api_util.py",
     "source_info_util.py", "traceback_util.py", "tree_util.py", "util.py", "pjit.py", "api.py",
     "profiler.py", "lax/control_flow", "ad_checkpoint.py",
 )  # fmt: skip
-# Where JAX has functions that are made of many ops.
+# The files of JAX's composite functions.
 COMPOSED: tuple[str, ...] = _files(
-    SIGHT, "nothing public tells ops from functions", "nn", "numpy", "scipy", "random"
+    SIGHT, "no public API distinguishes ops from functions", "nn", "numpy", "scipy", "random"
 )
 _Transform: Any = OVERRIDES.part(
-    "jax._src.source_info_util.Transform", "nothing public tells what was batched or derived",
+    "jax._src.source_info_util.Transform", "no public API shows what was batched or "
+                                           "differentiated",
     fields("name"),
 )  # fmt: skip
 _Scope: Any = SIGHT.part(
-    "jax._src.source_info_util.Scope", "nothing public tells the name scopes", fields("name")
+    "jax._src.source_info_util.Scope", "no public API returns the name scopes", fields("name")
 )
 
 
@@ -66,8 +67,8 @@ def _names(eqn: Any, kind: Any) -> list[str]:
 
 
 def _of_equations(name: str, told: str, feature: Feature = OVERRIDES) -> Any:
-    """Make a function that reads where an equation comes from, which nothing public tells."""
-    return reads(feature, f"equation.source_info.{name}", f"nothing public tells {told}", _example)
+    """Make a function that reads the origin of an equation, which has no public API."""
+    return reads(feature, f"equation.source_info.{name}", f"no public API returns {told}", _example)
 
 
 @_of_equations("name_stack", "what was batched")
@@ -84,7 +85,7 @@ def scopes(eqn: Any) -> list[str]:
 
 @_of_equations("traceback.raw_frames", "what was running")
 def codes(eqn: Any) -> list[tuple[Any, int]]:
-    """Return the code that was running when an equation was made, innermost first, and where."""
+    """Return the code that was running at an equation, innermost first, and its place."""
     trace = eqn.source_info.traceback
     return [] if trace is None else list(zip(*trace.raw_frames(), strict=True))
 
@@ -97,30 +98,30 @@ def lines(eqn: Any) -> list[tuple[str, int]]:
 
 
 def _of_programs(name: str, why: str) -> Any:
-    """Make a function that reads what JAX notes about a program."""
+    """Make a function that reads JAX's notes about a program."""
     identity = lambda: jax.make_jaxpr(lambda x: x)(1.0)  # noqa: E731
     return reads(OVERRIDES, f"program.debug_info{name}", why, identity)
 
 
-@_of_programs("", "nothing public tells what was traced")
+@_of_programs("", "no public API shows what was traced")
 def notes(program: Any) -> Any:
-    """Return the notes of JAX about the function that a program was made of."""
+    """Return JAX's notes about the function from which a program was made."""
     return getattr(program, "jaxpr", program).debug_info
 
 
 @_of_programs(".func_src_info", "as `debug_info`")
 def source(program: Any) -> str:
-    """Return the name and place of the function that a program was made of: `f at file:line`."""
+    """Return the name and place of the function from which a program was made: `f at file:line`."""
     return "" + (notes(program).func_src_info or "")
 
 
-@_of_programs(".arg_names", "nothing public tells what inputs are called")
+@_of_programs(".arg_names", "no public API returns the names of inputs")
 def arg_names(program: Any) -> list[str]:
-    """Return the names of the inputs of a program; none if they are not known."""
+    """Return the names of the inputs of a program, or nothing if they are not known."""
     return list(notes(program).arg_names or ())
 
 
-@_of_programs(".with_unknown_names", "programs are not made without notes")
+@_of_programs(".with_unknown_names", "programs cannot be created without notes")
 def unnamed(program: Any) -> Any:
     """Return the notes of a program without names of inputs and outputs."""
     return notes(program).with_unknown_names()
@@ -128,7 +129,7 @@ def unnamed(program: Any) -> Any:
 
 @_of_programs("._replace", "as `with_unknown_names`")
 def renamed(program: Any, name: str = "", args: Any = None, results: Any = None) -> Any:
-    """Return the notes of a program as those of a function of this name."""
+    """Return the notes of a program as the notes of a function of this name."""
     return notes(program)._replace(func_src_info=name, arg_names=args, result_paths=results)
 
 
@@ -138,11 +139,11 @@ def renamed(program: Any, name: str = "", args: Any = None, results: Any = None)
 JITS = frozenset({"jit", "pjit"})
 REMATS = frozenset({"remat", "remat2", "checkpoint"})
 CALLS = JITS | REMATS | {"closed_call", "eval_jaxpr", "core_call"}
-CUSTOM = frozenset({"custom_jvp_call", "custom_vjp_call"})  # of functions with a derivative
+CUSTOM = frozenset({"custom_jvp_call", "custom_vjp_call"})  # of functions with a custom derivative
 
 
 class Params(dict[str, Any]):
-    """The parameters of an equation. One that JAX has renamed is refused by name."""
+    """The parameters of an equation. A missing parameter raises an error that names it."""
 
     def __init__(self, eqn: Any) -> None:
         super().__init__(eqn.params)
@@ -154,13 +155,13 @@ class Params(dict[str, Any]):
 
 
 def _checked(program: Any) -> Any:
-    """Return a program; what is none, or is held by something else, is refused."""
+    """Return a program; raise for anything else."""
     notes(program)
     return program
 
 
 class ScanBody(NamedTuple):
-    """The body of a scan, how often and in which order it runs, and how many operands are what."""
+    """The body of a scan, its number and order of iterations, and the roles of its operands."""
 
     body: Any
     length: int
@@ -169,11 +170,11 @@ class ScanBody(NamedTuple):
     carried: int
 
 
-@reads(OVERRIDES, "the parameters of scan", "JAX documents no parameters of primitives")
+@reads(OVERRIDES, "the parameters of scan", "JAX does not document the parameters of primitives")
 def scan(eqn: Any) -> ScanBody:
     """Return the body of a scan, and how it runs."""
     p = Params(eqn)
-    if "ft_in" in p:  # from JAX 0.11 on: trees of constants, carry and inputs
+    if "ft_in" in p:  # JAX 0.11 and later: trees of constants, carry and inputs
         consts, carried, _ = (len(list(each)) for each in p["ft_in"].unpack())
     else:
         consts, carried = p["num_consts"], p["num_carry"]
@@ -181,7 +182,7 @@ def scan(eqn: Any) -> ScanBody:
 
 
 def called(eqn: Any) -> Any:
-    """Return the program that a call runs; None if it cannot be seen."""
+    """Return the program that a call runs, or None if it is not visible."""
     if is_high(eqn):
         return expanded(eqn)
     p = Params(eqn)
@@ -219,13 +220,13 @@ def equations(jaxpr: Any) -> Iterator[Any]:
 
 
 def with_equations(jaxpr: Any, eqns: Sequence[Any]) -> Any:
-    """Return a program with these equations; itself if they are its own."""
+    """Return a program with these equations; the program itself if they are its own."""
     same = len(eqns) == len(jaxpr.eqns) and all(map(operator.is_, eqns, jaxpr.eqns))
     return jaxpr if same else jaxpr.replace(eqns=eqns)
 
 
 def with_params(eqn: Any, params: dict[str, Any]) -> Any:
-    """Return an equation with these parameters; itself if they are its own."""
+    """Return an equation with these parameters; the equation itself if they are its own."""
     same = all(params[key] is eqn.params[key] for key in params)
     return eqn if same else eqn.replace(params=params)
 
@@ -237,13 +238,13 @@ def with_constants_as_inputs(jaxpr: Any) -> Any:
 
 
 def as_closed(program: Any) -> Any:
-    """Return a program with its constants, of which an open one has none."""
+    """Return a program with its constants; an open program has none."""
     is_closed = isinstance(program, core.ClosedJaxpr)
     return program if is_closed else core.ClosedJaxpr(program, ())
 
 
 def mapped(value: Any, change: Callable[[Any], Any]) -> Any:
-    """Return a parameter of an equation with its programs changed; itself if none has."""
+    """Return a parameter of an equation with its programs changed; unchanged without programs."""
     if isinstance(value, core.Jaxpr | core.ClosedJaxpr):
         return change(value)
     if not isinstance(value, tuple | list):
@@ -264,46 +265,46 @@ def linear_maps(eqn: Any) -> tuple[Any, Any]:
 
 
 def with_linear_maps(eqn: Any, matvec: Any, vecmat: Any) -> Any:
-    """Return a linear solve with these programs of its map."""
+    """Return a linear solve with these programs as its map."""
     made = Params(eqn)["jaxprs"]._replace(matvec=matvec, vecmat=vecmat)
     return eqn.replace(params={**eqn.params, "jaxprs": made})
 
 
 def holds_code(values: Iterable[Any]) -> bool:
-    """Return whether there is a function among parameters, whose ops nobody can see."""
+    """Return whether the parameters contain a function, whose ops are not visible."""
     return any(
         holds_code(v) if isinstance(v, tuple | list) else callable(v) and not isinstance(v, type)
         for v in values
     )
 
 
-# Primitives whose functions are in their programs as well, or that JAX does not differentiate.
+# Primitives whose functions are also in their programs, or that JAX does not differentiate.
 SHOWN = frozenset({"reduce", "pure_callback", "io_callback"})
 
 
 def _is_call(found: Any) -> bool:
-    """Return whether JAX differentiates what runs a program, as it does the program."""
+    """Return whether JAX differentiates a primitive that runs a program like the program."""
     inner = jax.make_jaxpr(lambda x: -x)(1.0)
     call = inner.jaxpr.eqns[0].replace(primitive=found, params={"call_jaxpr": inner})
     run = core.jaxpr_as_fun(inner.replace(jaxpr=inner.jaxpr.replace(eqns=[call])))
     return len(jax.make_jaxpr(jax.grad(lambda x: run(x)[0]))(1.0).out_avals) == 1
 
 
-# JAX's primitive that runs a program, and is differentiated as the program is. (Its name is
+# JAX's primitive that runs a program, and is differentiated like the program. (Its name is
 # `closed_call`, and `eval_jaxpr` from JAX 0.11 on.)
 closed_call_p: Any = OVERRIDES.part(
-    "jax.extend.core.primitives.closed_call_p", "no public function leaves a call that is not jit",
+    "jax.extend.core.primitives.closed_call_p", "no public function leaves a call other than jit",
     _is_call,
 )  # fmt: skip
 
 
 def as_call(eqn: Any, program: Any, **changes: Any) -> Any:
-    """Return an equation that runs a program in the place of another."""
+    """Return an equation that runs a program, in place of another equation."""
     return eqn.replace(primitive=closed_call_p, params={"call_jaxpr": program}, **changes)
 
 
 @reads(
-    OVERRIDES, "aval.manual_axis_type.varying", "nothing public tells how an array is sharded",
+    OVERRIDES, "aval.manual_axis_type.varying", "no public API shows how an array is sharded",
     lambda: jax.typeof(1.0),
 )  # fmt: skip
 def varying_axes(aval: Any) -> frozenset[Any]:
@@ -329,22 +330,23 @@ def struct_of(aval: Any) -> jax.ShapeDtypeStruct:
 
 # -- primitives that compute what others compute ---------------------------------------------------
 
-# From JAX 0.11 on some are written in Python: `call_hi_primitive`, with a HiPrim as parameter.
-COMPOSITES = frozenset({"polynomial", "Einsum"})  # (`polynomial` is not, but is alike)
+# Some of these are written in Python from JAX 0.11 on: `call_hi_primitive`, with a HiPrim as
+# parameter.
+COMPOSITES = frozenset({"polynomial", "Einsum"})  # (`polynomial` is not, but behaves the same)
 REMAT = "RematTraced"
-# Each of these computes just what its body does; the rule of a function is its author's.
+# Each of these computes just its body; the rule of a function belongs to the function's author.
 _PLAIN = COMPOSITES | {REMAT, "Scan3", "CustomVJPTraced", "CustomJVPTraced"}
-_ATOMS = frozenset({"Ldexp", "Frexp", "CheckpointName"})  # to users, they are one op each
-ROOT = "_custom_root"  # as JAX 0.10 names it
+_ATOMS = frozenset({"Ldexp", "Frexp", "CheckpointName"})  # for users, they are one op each
+ROOT = "_custom_root"  # the name in JAX 0.10
 _ROOTS = frozenset({"CustomRoot", "_RootLinearMap"})
 
 
 def is_high(eqn: Any) -> bool:
-    """Return whether JAX writes an equation's primitive in Python, with a derivative of its own."""
+    """Return whether JAX writes an equation's primitive in Python, with a custom derivative."""
     return eqn.primitive.name == "call_hi_primitive"
 
 
-@reads(OVERRIDES, "the parameters of call_hi_primitive", "nothing public tells which one it is")
+@reads(OVERRIDES, "the parameters of call_hi_primitive", "no public API shows which one it is")
 def name_of(eqn: Any) -> str:
     """Return the name of a primitive."""
     if not is_high(eqn):
@@ -355,12 +357,12 @@ def name_of(eqn: Any) -> str:
     return ROOT if kind.__name__ in _ROOTS else kind.__name__
 
 
-@reads(OVERRIDES, "HiPrim.expand", "nothing public tells what such a primitive computes")
+@reads(OVERRIDES, "HiPrim.expand", "no public API shows the computation of such a primitive")
 def expanded(eqn: Any) -> Any:
-    """Return the program of a primitive that computes what others compute, under its name.
+    """Return the program of a composite primitive, under its name.
 
-    None if that would not show all: the derivative of `custom_root` is made of functions that are
-    not in the program, and so may be that of a primitive that nobody knows.
+    None if the program would not show everything: the derivative of `custom_root` uses functions
+    that are not in the program, and the derivative of an unknown primitive may do so as well.
     """
     name = name_of(eqn)
     prim: Any = Params(eqn)["_prim"] if is_high(eqn) else None
@@ -374,9 +376,9 @@ def expanded(eqn: Any) -> Any:
         return jax.tree_util.tree_leaves(prim.expand(*prim.in_tree.unflatten(xs)))
 
     like = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in eqn.invars]
-    with suppress(Exception):  # it is somebody else's code
+    with suppress(Exception):  # it is third-party code
         closed = jax.make_jaxpr(expand)(*like)
-        place = f"{JAX if name in _ATOMS else ''}a primitive of its own"
+        place = f"{JAX if name in _ATOMS else ''}a custom primitive"
         traced = hasattr(prim, "traced") and name in _PLAIN
         info = renamed(closed, source(prim.traced.jaxpr) if traced else f"{name} at {place}")
         eqns = [each.replace(source_info=eqn.source_info) for each in closed.jaxpr.eqns]
@@ -384,13 +386,13 @@ def expanded(eqn: Any) -> Any:
     return None
 
 
-@reads(OVERRIDES, "RematTraced.jaxpr", "nothing public tells what a checkpoint runs")
+@reads(OVERRIDES, "RematTraced.jaxpr", "no public API shows what a checkpoint runs")
 def remat_body(eqn: Any) -> Any:
     """Return the program that a checkpoint runs, where JAX writes that in Python."""
     return Params(eqn)["_prim"].jaxpr
 
 
-@reads(OVERRIDES, "RematTraced", "nothing public makes another checkpoint of a program")
+@reads(OVERRIDES, "RematTraced", "no public API makes another checkpoint of a program")
 def with_remat_body(eqn: Any, program: Any) -> Any:
     """Return a checkpoint that runs another program."""
     prim = Params(eqn)["_prim"]

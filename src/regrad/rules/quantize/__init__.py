@@ -1,17 +1,18 @@
-"""Quantizers, and plans that quantize the layers of somebody's model.
+"""Quantizers, and plans that quantize the layers of an unedited model.
 
-A quantizer is data: `Q.lsq(4, per="channel")`. It is a function of arrays of regrad, PyTorch and
-JAX, `Q.lsq(4)(v, step)`, and the part of a plan, `Q.layers(weights=Q.lsq(4))`. A plan makes a map
-of rules for an unedited model, and the arrays that its quantizers learn.
+A quantizer is data: `Q.lsq(4, per="channel")`. It can be called with arrays of regrad, PyTorch and
+JAX, `Q.lsq(4)(v, step)`, and it can be part of a plan, `Q.layers(weights=Q.lsq(4))`. A plan makes a
+map of rules for an unedited model, and the trainable arrays of its quantizers.
 
-Conventions differ between libraries by half a gradient and more. Each quantizer states its own, and
-takes the usual others as options: whether the clip comes before or after the rounding (`clip=`),
-whether the scale has a gradient (`scale_gradient=`), on which code the largest magnitude lies
-(`largest=`), and the factor of the gradient of a step (`gradient_scale=`).
+Conventions of different libraries lead to gradients that differ by half and more. Each quantizer
+documents its own convention, and offers other common conventions as options: whether to clip before
+or after rounding (`clip=`), whether the scale has a gradient (`scale_gradient=`), which code the
+largest magnitude gets (`largest=`), and the factor of the gradient of a step (`gradient_scale=`).
 
-`rounding` has the arithmetic, `formats` tables of numbers, `quantizers` the formulas, `plans` the
-selection of layers, `layers_of_hosts` what is common to the layers of all libraries, and `ours`
-those of regrad (`regrad.torch.quantizing` and `regrad.jax.quantizing` have PyTorch's and JAX's).
+`rounding` has the arithmetic, `formats` the tables of numbers, `quantizers` the formulas, `plans`
+the selection of layers, `layers_of_hosts` the common code for layers of all libraries, and `ours`
+the layers of regrad (`regrad.torch.quantizing` and `regrad.jax.quantizing` have the layers of
+PyTorch and JAX).
 
 >>> import regrad as rg
 >>> from regrad.rules import quantize as Q

@@ -1,4 +1,4 @@
-"""Floating-point formats of few bits, and tables of levels."""
+"""Low-bit floating-point formats, and tables of levels."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ class Format(NamedTuple):
     """A floating-point format, with subnormal numbers and without infinities.
 
     Args:
-        bits: Of a number, with its sign.
+        bits: The bits of a number, including its sign.
         mantissa: The bits of the mantissa.
         least: The exponent of the smallest normal number.
-        most: The exponent of the largest one.
+        most: The exponent of the largest number.
         largest: The largest number.
     """
 
@@ -26,7 +26,7 @@ class Format(NamedTuple):
 
     @property
     def powers(self) -> list[float]:
-        """The powers of two from the smallest normal number on."""
+        """Return the powers of two from the smallest normal number on."""
         return [2.0**e for e in range(self.least, self.most + 1)]
 
 

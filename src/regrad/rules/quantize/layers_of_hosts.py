@@ -1,4 +1,4 @@
-"""Layers that are quantized: how a host shows them, and the functions that replace their calls."""
+"""Quantized layers: their interface to hosts, and the functions that replace their calls."""
 
 from __future__ import annotations
 
@@ -16,14 +16,15 @@ POSITIONAL = inspect.Parameter.POSITIONAL_OR_KEYWORD
 
 
 class LayerKind(NamedTuple):
-    """A function that is a layer.
+    """A kind of layer: the function that computes it.
 
     Args:
         what: The key for its calls.
-        operands: What a rule calls its inputs, in the order of `forward`.
-        roles: The operands of each role. Of a product the weights are known only from a sample.
+        operands: The names of its inputs in a rule, in the order of `forward`.
+        roles: The operand of each role. For a product, only a sample shows which operand is the
+            weights.
         channel: The axis of output channels of its weights.
-        inputs: The axis of their input features.
+        inputs: The axis of the input features of its weights.
     """
 
     what: Any
@@ -34,12 +35,12 @@ class LayerKind(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The name in reports."""
+        """Return the name in reports."""
         return self.what if isinstance(self.what, str) else self.what.__name__
 
 
 class Call(NamedTuple):
-    """A call of a layer with a sample (without operands, a layer that is not quantized)."""
+    """A call of a layer with a sample (without operands: a layer that is not quantized)."""
 
     path: str
     kind: LayerKind
@@ -48,12 +49,12 @@ class Call(NamedTuple):
 
     @property
     def place(self) -> tuple[str, str]:
-        """The path and the function of the layer."""
+        """Return the path and the function of the layer."""
         return self.path, self.kind.name
 
     @property
     def shape(self) -> tuple[int, ...] | None:
-        """The shape of the weights; None without weights."""
+        """Return the shape of the weights, or None without weights."""
         return _shape_of(self.kind, self.operands)
 
 
@@ -63,20 +64,20 @@ def _shape_of(kind: LayerKind, operands: Mapping[str, Any]) -> tuple[int, ...] |
 
 
 class Host(Protocol):
-    """A library whose models are quantized."""
+    """A library whose models can be quantized."""
 
     forward: type[LayerForward]
 
     def calls(self, model: Any, sample: Any, named: Any) -> list[Call]:
-        """Run a model with a sample; return the calls of its layers, products with their roles."""
+        """Run a model on a sample; return the calls of its layers, products with their roles."""
         ...
 
     def owner(self, model: Any, weights: Any) -> Any:
-        """Return the identity of the parameter that weights are; None if they are none."""
+        """Return the identity of the parameter that holds the weights, or None."""
         ...
 
     def parameter(self, model: Any, owner: Any) -> Any:
-        """Return the parameter with an identity; None if the model does not tell."""
+        """Return the parameter with an identity, or None if the model does not expose it."""
         ...
 
     def steps(self, layers: Sequence[Layer], others: Any, arrays: Mapping[str, Any]) -> Any:
@@ -86,14 +87,14 @@ class Host(Protocol):
 
 @dataclass(eq=False, repr=False)
 class Layer:
-    """A layer that is quantized.
+    """A quantized layer.
 
     Args:
-        path: Where it is.
-        kind: What it calls.
-        quantizers: By role and, of products, by operand: what it quantizes its operands with.
-        shape: The shape of its weights, if several layers with other shapes have its path.
-        number: Which of these it is.
+        path: The path of the layer.
+        kind: The function that it calls.
+        quantizers: The quantizers of its operands, by role and, for products, by operand.
+        shape: The shape of its weights, if layers with other shapes have the same path.
+        number: The number of this layer among these.
     """
 
     path: str
@@ -101,13 +102,13 @@ class Layer:
     quantizers: dict[str, Quantizer]
     number: int = 0
     shape: tuple[int, ...] | None = None
-    owner: Any = None  # the parameter that its weights are, if it is known
-    shares: Layer | None = None  # whose weights it has, and their arrays
-    stats: dict[str, Any] = field(default_factory=dict)  # of the sample
+    owner: Any = None  # the parameter that holds its weights, if known
+    shares: Layer | None = None  # the layer with the same weights, which has their arrays
+    stats: dict[str, Any] = field(default_factory=dict)  # statistics of the sample
 
     @property
     def name(self) -> str:
-        """The path, with a number if there are several."""
+        """Return the path, with a number if several layers have it."""
         return f"{self.path}[{self.number}]" if self.shape is not None else self.path
 
     @property
@@ -120,22 +121,22 @@ class Layer:
         return self.kind.roles.get(role, role.removeprefix("products_"))
 
     def has(self, call: Call) -> bool:
-        """Return whether a call with the sample is one of the layer."""
+        """Return whether a call with the sample is a call of this layer."""
         same = call.place == (self.path, self.kind.name) and call.kind.roles == self.kind.roles
         return same and self.shape in (None, call.shape)
 
     def fits(self, operands: Mapping[str, Any]) -> bool:
-        """Return whether the operands of a call are those of the layer."""
+        """Return whether the operands of a call fit the layer."""
         return self.shape in (None, _shape_of(self.kind, operands))
 
     def states(self) -> Iterator[tuple[str, str, str]]:
-        """Yield each array of its own: its name, the role, and the name in the quantizer."""
+        """Yield the layer's own arrays: the name, the role, and the name in the quantizer."""
         for role, quantizer in self.quantizers.items():
             for state in quantizer.states:
                 yield f"{role}_{state}", role, state
 
     def given(self, arrays: Mapping[str, Any], role: str) -> dict[str, Any]:
-        """Return the state of the quantizer of a role, of all arrays by layer."""
+        """Return the state of the quantizer of a role, from all arrays by layer."""
         owner = self.shares if role == "weights" and self.shares else self
         mine = arrays[owner.name] if self.quantizers[role].states else {}
         return {state: mine[f"{role}_{state}"] for state in self.quantizers[role].states}
@@ -148,7 +149,7 @@ class LayerForward:
 
     def __init__(self, layers: Sequence[Layer], others: Sequence[Call] = ()) -> None:
         self.layers = layers
-        self.others = others  # what ran with the sample and is not quantized
+        self.others = others  # layers that ran with the sample and are not quantized
         self.kind: LayerKind = layers[0].kind
         self.__name__: str = f"quantized {self.kind.name}"
         self.names: list[str] = [
@@ -177,7 +178,7 @@ class LayerForward:
         return after(args[n](*operands.values()))
 
     def _layer(self, operands: Mapping[str, Any]) -> tuple[Layer, int]:
-        """Return the layer that is called, and how many arrays the layers before it have."""
+        """Return the called layer, and the number of arrays of the layers before it."""
         before = 0
         for layer in self.layers:
             if layer.fits(operands):
@@ -185,8 +186,9 @@ class LayerForward:
             before += len([*layer.states()])
         raise RuleError(
             f"quantize: {self.layers[0].path!r} calls {self.kind.name} with weights of a shape "
-            f"that it did not have with the sample; known are {[x.shape for x in self.layers]}. "
-            "Make the steps with a sample that runs all of the model."
+            "that did not occur with the sample; known shapes are "
+            f"{[x.shape for x in self.layers]}. Make the steps with a sample that runs the whole "
+            "model."
         )
 
     def rule(self, arrays: Mapping[str, Any]) -> Any:
@@ -209,7 +211,7 @@ def forwards_of(
 
 
 class Recorder:
-    """A function that computes a layer as it is, and notes its calls."""
+    """A function that computes a layer unchanged, and records its calls."""
 
     closes_over: tuple[str, ...] = ()
 
@@ -229,5 +231,5 @@ class Recorder:
         return y
 
     def note(self, site: Any, values: Sequence[Any]) -> None:
-        """Note a call, with its operands and its result."""
+        """Record a call, with its operands and its result."""
         raise NotImplementedError

@@ -1,7 +1,7 @@
-"""Plans for functions of regrad, and the parts that they share with functions of JAX.
+"""Plans for functions of regrad, and the code that they share with JAX functions.
 
-The operand of a product that does not depend on the data is the weights. A host runs a function
-twice, with other data, and compares.
+In a product, the operand that does not depend on the data is the weights. To find this operand, the
+host runs a function twice, with different data, and compares the operands.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ class ArrayRecorder(Recorder):
         """Record a call."""
         if any(is_traced(v._data) for v in values):
             raise ArgumentError(
-                "quantize: the function is compiled, and the values of a compiled function are not "
-                "known while it is traced. Give the function without rg.jit."
+                "quantize: the function is compiled, and values inside a compiled function are "
+                "unknown while it is traced. Pass the function without rg.jit."
             )
         self.seen.append((self.kind, site.path, [v.numpy() for v in values]))
 
@@ -59,14 +59,14 @@ class ArrayRecorder(Recorder):
 def told_apart(first: Sequence[Seen], second: Sequence[Seen]) -> list[Call]:
     """Return the calls of a run, products with their roles, compared with a run of other data."""
     if [(k, p) for k, p, _ in first] != [(k, p) for k, p, _ in second]:
-        raise ArgumentError("quantize: the function calls other layers if the data are others")
+        raise ArgumentError("quantize: the function calls different layers for different data")
     calls: list[Call] = []
     for (kind, path, values), (_, _, others) in zip(first, second, strict=True):
         held = dict(zip((*kind.operands, "y"), values, strict=True))
         if kind is PRODUCT:
             same = [np.array_equal(x, other) for x, other in zip(values, others, strict=True)]
             found = WITH_WEIGHTS.get((same[0], same[1]))
-            if found is None:  # (a constant, whatever the data)
+            if found is None:  # (a constant for any data)
                 continue
             kind = found
         calls.append(Call(path, kind, held))
@@ -74,7 +74,7 @@ def told_apart(first: Sequence[Seen], second: Sequence[Seen]) -> list[Call]:
 
 
 def other_data(x: np.ndarray) -> np.ndarray:
-    """Return other data of a shape and dtype: integers of those that are there."""
+    """Return different data of the same shape and dtype; integers are taken from the sample."""
     flipped = np.flip(x)
     return 0.5 * flipped + 0.1 * x.max() if x.dtype.kind == "f" else flipped
 
@@ -107,12 +107,12 @@ class VariableSteps(FunctionSteps):
 
     @property
     def variables(self) -> list[Variable]:
-        """The Variables that are learned, for optimizers."""
+        """Return the trainable Variables, for optimizers."""
         held = [v for part in self.arrays.values() for v in part.values()]
         return [v for v in held if v.trainable]
 
     def with_arrays(self, arrays: Mapping[str, Mapping[str, Any]]) -> VariableSteps:
-        """Assign arrays to what is not learned; return self."""
+        """Assign arrays that are not trained; return self."""
         for path, held in arrays.items():
             for name, v in self.arrays[path].items():
                 if not v.trainable:
@@ -121,12 +121,12 @@ class VariableSteps(FunctionSteps):
 
 
 class OurHost:
-    """Functions of regrad."""
+    """The host of functions of regrad."""
 
     forward: type[LayerForward] = LayerForward
 
     def calls(self, model: Any, sample: Any, named: Any) -> list[Call]:
-        """Run a function with a sample and with other data; return the calls of its layers."""
+        """Run a function on a sample and on other data; return the calls of its layers."""
         runs: list[list[Seen]] = []
         leaves, rebuild = flatten((list(sample), named))
         data = {id(x) for x in (*sample, *named.values()) if isinstance(x, Tensor | np.ndarray)}
@@ -143,11 +143,11 @@ class OurHost:
         return told_apart(*runs)
 
     def owner(self, model: Any, weights: Any) -> Any:
-        """Return None: a function does not tell its parameters."""
+        """Return None: a function does not expose its parameters."""
         return None
 
     def parameter(self, model: Any, owner: Any) -> Any:
-        """Return None: a function does not tell its parameters."""
+        """Return None: a function does not expose its parameters."""
         return None
 
     def steps(

@@ -1,9 +1,9 @@
-"""Plans: which layers of somebody's model are quantized, and how.
+"""Plans: the selection of the layers of an unedited model to quantize, and their quantizers.
 
 A plan runs a model once on a sample, with rules that record the calls of its layers, and selects
-among them. Each selected layer is a key of a map of rules, whose value is replaced by the layer of
-quantized operands. The arrays of the quantizers are the `steps`. A host (PyTorch, JAX, regrad's own
-functions) says what layers there are, how a model runs, and what the steps are made of.
+some of these layers. Each selected layer is a key of a map of rules, whose value replaces the layer
+by one with quantized operands. The arrays of the quantizers are the `steps`. A host (PyTorch, JAX,
+regrad's own functions) defines the layers, runs models, and creates the steps.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Selection:
     but: Any = ()
 
     def selects(self, call: Call) -> bool:
-        """Return whether a layer is selected: itself or what is around it."""
+        """Return whether the selection contains a layer, or a module around the layer."""
         if self.where is not None and not any(_names(e, call) for e in entries(self.where)):
             return False
         return not any(_names(e, call) for e in entries(self.but))
@@ -73,23 +73,24 @@ def layers(
     """Return a plan that quantizes the layers of an unedited model.
 
     Args:
-        weights: For the weights of dense layers, convolutions and embeddings.
-        inputs: For the inputs of dense layers and convolutions.
-        activations: For the results of ReLUs, hard tanhs and clamps, in place or not.
-        products: For both operands of products without weights, as in attention.
-        where: The layers: a path, a pattern (`"layers.*"`), a class of modules of PyTorch, or a
-            tuple of these. A layer is selected with what is around it. None: all.
-        but: Those that stay as they are, in the same form. A list may stand for a tuple.
+        weights: The quantizer for weights of dense layers, convolutions and embeddings.
+        inputs: The quantizer for inputs of dense layers and convolutions.
+        activations: The quantizer for results of ReLUs, hard tanhs and clamps, in place or not.
+        products: The quantizer for both operands of products without weights, as in attention.
+        where: The layers to quantize: a path, a pattern (`"layers.*"`), a PyTorch module class, or
+            a tuple of these. Selecting a module selects all layers inside it. None selects all
+            layers.
+        but: The layers to leave unchanged, in the same form. A list is accepted as well as a tuple.
 
-    Layers are calls of `F.linear`, `F.conv1d` to `F.conv_transpose3d` and `F.embedding` in modules
-    of PyTorch; products and convolutions in named scopes of JAX programs and of regrad's functions.
-    There an operand that does not depend on the data is the weights.
+    Layers are calls of `F.linear`, `F.conv1d` to `F.conv_transpose3d` and `F.embedding` in PyTorch
+    modules, and products and convolutions in named scopes of JAX programs and of regrad's
+    functions. In the latter, the operand that does not depend on the data is the weights.
 
     Returns:
         A `Plan`; `plan | other` quantizes the layers of both.
 
     Raises:
-        ArgumentError: no quantizer is given, or something else in its place.
+        ArgumentError: No quantizer is passed, or an argument is not a quantizer.
 
     >>> import torch
     >>> import regrad as rg
@@ -108,17 +109,17 @@ def layers(
     given = dict(zip(ROLES, (weights, inputs, activations, products), strict=True))
     for role, quantizer in given.items():
         if quantizer is not None and not isinstance(quantizer, Quantizer):
-            raise ArgumentError(f"layers: {role} expected a quantizer, got {kind(quantizer)}")
+            raise ArgumentError(f"layers: expected {role} to be a quantizer, got {kind(quantizer)}")
         if quantizer is not None and "noise" in quantizer.states:
             raise ArgumentError(
-                f"layers: {quantizer!r} takes new noise at each call, which a plan does not draw. "
-                "Call it in a function of your own: rg.replace(forward)."
+                f"layers: {quantizer!r} takes new noise at each call, and a plan draws no noise. "
+                "Call the quantizer in your own function: rg.replace(forward)."
             )
     chosen = tuple((role, q) for role, q in given.items() if q is not None)
     if not chosen:
         raise ArgumentError(
-            "layers: no quantizer is given. Give one for weights, inputs, activations or products: "
-            "Q.layers(weights=Q.affine(8))"
+            "layers: no quantizer was passed. Pass one for weights, inputs, activations or "
+            "products: Q.layers(weights=Q.affine(8))"
         )
     where = tuple(where) if isinstance(where, list) else where
     return Plan((Selection(chosen, where, tuple(but) if isinstance(but, list) else but),))
@@ -126,7 +127,13 @@ def layers(
 
 @dataclass(frozen=True, repr=False)
 class Plan:
-    """Quantizers for the layers of a model, by place; see `layers`."""
+    """Quantizers for the layers of a model, by place; see `layers`.
+
+    >>> from regrad.rules import quantize as Q
+    >>> plan = Q.layers(weights=Q.affine(8)) | Q.layers(inputs=Q.affine(8))
+    >>> len(plan.selections)
+    2
+    """
 
     selections: tuple[Selection, ...]
 
@@ -134,22 +141,22 @@ class Plan:
         return Plan(self.selections + other.selections)
 
     def steps(self, model: Any, *sample: Any, **named: Any) -> Any:
-        """Return the arrays that the quantizers take, started by a sample.
+        """Return the arrays of the quantizers, initialized from a sample.
 
         Args:
-            model: A `torch.nn.Module`, or a function of JAX or of regrad, whose first argument are
-                its parameters.
-            sample: The arguments of a call: for a function, the parameters first.
+            model: A `torch.nn.Module`, or a function of JAX or regrad, whose first argument
+                contains its parameters.
+            sample: The arguments of a call; for a function, with the parameters first.
             named: Keyword arguments of the call.
 
         Returns:
             In PyTorch a `torch.nn.Module` of parameters and buffers by path, with a `state_dict`,
             for optimizers; in JAX a pytree of arrays; in regrad Variables, as `steps.variables`.
-            `steps[path]` is a dict of the arrays of a layer. The model is left as it was.
+            `steps[path]` is a dict of the arrays of a layer. The model is left unchanged.
 
         Raises:
-            ArgumentError: an entry of the plan names no layer, two entries name one, or weights
-                that layers share are quantized in two ways.
+            ArgumentError: An entry of the plan names no layer, two entries name the same layer, or
+                shared weights are quantized in two ways.
         """
         host = _host_of(model, (sample, named))
         calls = host.calls(model, sample, named)
@@ -166,16 +173,16 @@ class Plan:
         return host.steps(found, others, arrays)
 
     def observe(self, steps: Any, model: Any, *sample: Any, **named: Any) -> Any:
-        """Return the steps after further samples: observed ranges change, and what learns does not.
+        """Update the steps with further samples: observed ranges change, trained arrays do not.
 
         Args:
-            steps: The steps of this plan; in PyTorch and regrad they are changed in place.
+            steps: The steps of this plan; PyTorch and regrad steps are changed in place.
             model: The model, as for `steps`.
             sample: The arguments of a call.
             named: Keyword arguments of the call.
 
         Raises:
-            ArgumentError: the steps are not of this model.
+            ArgumentError: The steps do not belong to this model.
         """
         _check_steps(steps, "observe(steps, model, x)")
         calls = _host_of(model, (sample, named)).calls(model, sample, named)
@@ -186,7 +193,7 @@ class Plan:
         return steps.with_arrays(arrays)
 
     def rules(self, steps: Any) -> dict[Any, Any]:
-        """Return the map of rules, for a scope that says `values=True` (and `model=model`).
+        """Return the map of rules, for a scope with `values=True` (and `model=model`).
 
         Args:
             steps: The steps of this plan.
@@ -195,22 +202,22 @@ class Plan:
         arrays = {layer.name: steps[layer.name] for layer in steps.layers}
         made = {f.layers[0].key: f.rule(arrays) for f in steps.forwards}
         inside = {f.layers[0].path for f in steps.forwards}
-        for call in steps.others:  # (a key holds inside of a layer as well)
+        for call in steps.others:  # (a key also matches inside of a layer)
             if call.path and not inside.isdisjoint(["", *paths_around(call.path)]):
                 own = type(steps.forwards[0])([Layer(call.path, call.kind, {})])
                 made.setdefault(at(call.path, call.kind.what), optional(replace(own)))
         return made
 
     def report(self, used: Any) -> Table:
-        """Return what happened in a scope with the rules of this plan, layer by layer.
+        """Return a report of a scope with the rules of this plan, layer by layer.
 
         Args:
-            used: The scope, or the override of JAX.
+            used: The scope, or the JAX override.
 
         Returns:
-            A table of layers: bits, the range of the codes, the share of values that were clipped
-            and the error (signal to noise, in dB) with the last sample, and the calls; and of the
-            products and convolutions that kept their own values, as "float".
+            A table of layers with: bits, the range of the codes, the share of clipped values and
+            the error (signal to noise, in dB) on the last sample, and the number of calls. Products
+            and convolutions that were not quantized are listed as "float".
         """
         found = _forwards(used)
         rows: list[tuple[str, ...]] = []
@@ -238,19 +245,19 @@ class Plan:
         Args:
             model: The model.
             steps: The steps of this plan.
-            sample: The arguments of a call, by which the weights of a function are found.
-            file: A file to write it to, with safetensors; None: none.
+            sample: The arguments of a call, needed to find the weights of a function.
+            file: A file to write the result to, with safetensors, or None.
             named: Keyword arguments of the call.
 
         Returns:
             NumPy arrays by name: `"0.weights"` (integers, or floats of a format),
-            `"0.weights.scale"`, and `"0.weights.zero_point"` and `"0.weights.offset"` if there
-            are any, which have the axes of the weights and an entry for each block; and the
-            arrays of other quantizers, as `"0.inputs.step"`. `dequantize` restores the weights.
+            `"0.weights.scale"`, and, where they exist, `"0.weights.zero_point"` and
+            `"0.weights.offset"`; these have the axes of the weights and one entry per block. Arrays
+            of other quantizers are named like `"0.inputs.step"`. `dequantize` restores the weights.
             A layer in a loop has several weights: `"0[0].weights"`, `"0[1].weights"`.
 
         Raises:
-            ArgumentError: weights are not a parameter of the model, and there is no sample.
+            ArgumentError: The weights are not a parameter of the model, and no sample is passed.
         """
         _check_steps(steps, "export(model, steps)")
         host = _host_of(model, (sample, named) if sample or named else steps)
@@ -265,7 +272,8 @@ class Plan:
                     found |= {f"{prefix}.{n}": _numpy(x) for n, x in state.items()}
                     continue
                 every = _weights(host, model, layer, calls)
-                for i, weights in enumerate(every):  # (each round of a loop has its own)
+                # (each iteration of a loop has its own weights)
+                for i, weights in enumerate(every):
                     parts = quantizer.exported(weights, state)
                     prefix = f"{layer.name}{f'[{i}]' * (len(every) > 1)}.weights".lstrip(".")
                     found[prefix] = _integers(_numpy(parts.pop("")))
@@ -275,7 +283,7 @@ class Plan:
         return found
 
     def _selected(self, calls: Sequence[Call]) -> tuple[list[Layer], list[Call]]:
-        """Return the layers that are quantized, and a call of each other one."""
+        """Return the layers to quantize, and one call of each other layer."""
         found: dict[Any, list[Layer]] = {}
         own: dict[tuple[str, str], Call] = {}
         for call in calls:
@@ -308,13 +316,14 @@ class Plan:
                 if both := [name for name in mine if name in found]:
                     raise ArgumentError(
                         f"quantize: two entries of the plan quantize the {both[0]} of "
-                        f"{call.path!r}. Leave it out of one of them with but={call.path!r}."
+                        f"{call.path!r}. Exclude this layer from one of them with "
+                        f"but={call.path!r}."
                     )
                 found |= mine
         return found
 
     def _share(self, host: Host, model: Any, calls: Sequence[Call], made: Sequence[Layer]) -> None:
-        """Let layers with the same weights have the same arrays for them, or refuse them."""
+        """Let layers with the same weights share the arrays for them, or raise if they cannot."""
         owners: dict[Any, tuple[str, Layer | None]] = {}
         by_call = {id(call): layer for layer in made for call in _calls_of(layer, calls)}
         for call in calls:
@@ -331,9 +340,9 @@ class Plan:
             a, b = (x and x.quantizers.get("weights") for x in (known, layer))
             if a != b:
                 raise ArgumentError(
-                    f"quantize: {path!r} and {call.path!r} share weights, which would be quantized "
-                    f"in two ways, {a or 'float'} and {b or 'float'}. Quantize both alike, or "
-                    "neither (but=)."
+                    f"quantize: {path!r} and {call.path!r} share weights, which would be "
+                    f"quantized in two ways, {a or 'float'} and {b or 'float'}. Quantize both in "
+                    "the same way, or neither (but=)."
                 )
             if layer is not None and known is not None:
                 layer.shares = known
@@ -350,8 +359,8 @@ def _tell_apart(known: list[Layer], calls: Sequence[Call]) -> None:
         if not fits or not fits[0].has(call):
             raise ArgumentError(
                 f"quantize: {call.path!r} calls {call.kind.name} several times, and the shapes of "
-                "its operands do not tell which call is which. Name the parts (a module or a named "
-                f"scope for each), or leave it out with but={call.path!r}."
+                "its operands do not distinguish the calls. Name the parts (a module or a named "
+                f"scope for each), or exclude the layer with but={call.path!r}."
             )
 
 
@@ -360,7 +369,7 @@ def _calls_of(layer: Layer, calls: Sequence[Call]) -> list[Call]:
 
 
 def _weights(host: Host, model: Any, layer: Layer, calls: Sequence[Call]) -> list[Any]:
-    """Return the weights of a layer: one array, or one for each round of a loop."""
+    """Return the weights of a layer: one array, or one for each iteration of a loop."""
     found: list[Any] = []
     for call in _calls_of(layer, calls):
         w = call.operands[layer.operand("weights")]
@@ -369,8 +378,8 @@ def _weights(host: Host, model: Any, layer: Layer, calls: Sequence[Call]) -> lis
     known = host.parameter(model, layer.owner)
     if not found and known is None:
         raise ArgumentError(
-            f"export: the weights of {layer.name!r} are not a parameter of the model. Give "
-            "export a sample: plan.export(model, steps, x)"
+            f"export: the weights of {layer.name!r} are not a parameter of the model. Pass a "
+            "sample to export: plan.export(model, steps, x)"
         )
     return found or [known]
 
@@ -385,7 +394,7 @@ def _integers(codes: np.ndarray) -> np.ndarray:
 
 
 def _observe(layer: Layer, call: Call, arrays: dict[str, Any], first: bool) -> None:
-    """Start, or go on with, the arrays of a layer by one of its calls."""
+    """Initialize, or update, the arrays of a layer from one of its calls."""
     for role, quantizer in layer.quantizers.items():
         v = call.operands["y" if role == "activations" else layer.operand(role)]
         names = {state: f"{role}_{state}" for state in quantizer.states}
@@ -399,7 +408,7 @@ def _observe(layer: Layer, call: Call, arrays: dict[str, Any], first: bool) -> N
 
 
 def _stats(quantizer: Quantizer, v: Any, state: Mapping[str, Any]) -> tuple[float, ...]:
-    """Return the range of what a sample becomes, the share that is clipped, and the error in dB."""
+    """Return the range of the quantized sample, the clipped share, and the error in dB."""
     x, y = _numpy(v).astype(float), _numpy(quantizer(v, **state)).astype(float)
     beyond = ((x > y.max()) | (x < y.min())).mean()
     noise = ((x - y) ** 2).mean()
@@ -425,7 +434,7 @@ def _numpy(x: Any) -> np.ndarray:
 
 
 def _check_steps(steps: Any, call: str) -> None:
-    """Refuse what are not the steps of a plan, such as the model."""
+    """Raise if the argument is not the steps of a plan (but, for example, the model)."""
     if not hasattr(steps, "forwards"):
         raise ArgumentError(
             f"{call} expected the steps of the plan, as plan.steps(model, x) returns them, got "
@@ -443,16 +452,16 @@ def _forwards(used: Any) -> list[LayerForward]:
 
 
 def dequantize(exported: Mapping[str, Any]) -> dict[str, np.ndarray]:
-    """Return the weights that exported codes stand for, by the names of the layers.
+    """Return the weights for exported codes, by the names of the layers.
 
     Args:
-        exported: What `Plan.export` returned, or a file of its that was read with safetensors.
+        exported: The result of `Plan.export`, or a file of it that was read with safetensors.
 
     Returns:
         NumPy arrays of floats, `{"0": weights}`.
 
     Raises:
-        ArgumentError: an entry has codes without a scale.
+        ArgumentError: An entry has codes without a scale.
     """
     found: dict[str, np.ndarray] = {}
     for name, codes in exported.items():
@@ -471,7 +480,7 @@ def dequantize(exported: Mapping[str, Any]) -> dict[str, np.ndarray]:
 
 
 def _blocks(x: np.ndarray, shape: Sequence[int]) -> np.ndarray:
-    """Return an array of blocks as one of their elements."""
+    """Return an array with one entry per block, repeated for each element."""
     x = np.asarray(x)
     for axis in range(x.ndim):
         x = np.repeat(x, shape[axis] // x.shape[axis], axis=axis)
@@ -484,8 +493,8 @@ def _host_of(model: Any, sample: Any) -> Host:
         return needed("regrad.torch.quantizing", "torch", "quantize").TorchHost()
     if not callable(model):
         raise ArgumentError(
-            "quantize: a model is a torch.nn.Module, or a function of JAX or of regrad, got "
-            f"{kind(model)}"
+            "quantize: expected the model to be a torch.nn.Module, or a function of JAX or "
+            f"regrad, got {kind(model)}"
         )
     leaves = flatten(sample)[0]
     if any(type(x).__module__.partition(".")[0] in ("jax", "jaxlib") for x in leaves):

@@ -1,4 +1,4 @@
-"""Quantizers: each a formula, with its paper and the names of its peers."""
+"""Quantizers: each is a formula, with its paper and the names of its peers."""
 
 from __future__ import annotations
 
@@ -17,17 +17,18 @@ from regrad.rules.quantize.formats import FORMATS, NF4, additive_powers_of_two, 
 from regrad.rules.quantize.rounding import TINY, Arithmetic, Codes, ste, stop
 
 P = ParamSpec("P")
-EPSILON = 2.0**-23  # the smallest scale that is computed of data, as in torch.ao
+EPSILON = 2.0**-23  # the smallest scale that is computed from data, as in torch.ao
 
 
 class State(NamedTuple):
-    """An array that a quantizer takes besides its values, such as a step size.
+    """An array that a quantizer takes besides its values, for example a step size.
 
     Args:
-        first: Its first value, of `Arithmetic` and a sample of the values.
-        learned: Whether it is trained. If not, `next` makes it of the old state and a sample.
-        next: As `first`, of the old state as well.
-        whole: Whether it has a number for each value, so that it has the shape of the values.
+        first: Computes its first value from `Arithmetic` and a sample of the values.
+        learned: Whether it is trained. Otherwise, `next` computes it from the old state and a
+            sample.
+        next: Like `first`, with the old state as an additional argument.
+        whole: Whether it has one number per value, and so the shape of the values.
     """
 
     first: Callable[[Arithmetic, Any], Any]
@@ -41,17 +42,23 @@ class Quantizer:
     """A quantizer: a function of an array, and of the arrays of its state.
 
     Call it with an array of regrad, PyTorch or JAX (`Q.affine(8)(v)`), and its state in order
-    (`Q.lsq(4)(v, step)`). It returns an array like it, whose values are on a grid and whose
-    gradient is the one that its documentation states, for the values and for the state. Arrays of
-    less than 32 bits are quantized in float32.
+    (`Q.lsq(4)(v, step)`). It returns an array of the same kind. The values of that array are on a
+    grid, and its gradients by the values and by the state are the documented ones. Arrays of less
+    than 32 bits are quantized in float32.
 
     Attributes:
         name: The name of the function that made it.
-        options: The arguments of that function, by name, with those that were not given.
-        bits: The bits of a code.
-        per: The part of an array with a scale of its own (`"tensor"`, `"channel"`, `"token"`, or
-            the size of groups).
+        options: The arguments of that function, by name, including defaults.
+        bits: The number of bits per code.
+        per: The part of an array that has its own scale (`"tensor"`, `"channel"`, `"token"`, or the
+            size of groups).
         states: The arrays that it takes besides values, by name.
+
+    >>> import regrad as rg
+    >>> from regrad.rules import quantize as Q
+    >>> quantizer = Q.affine(2)
+    >>> quantizer(rg.tensor([-1.0, 0.1, 1.0])).tolist(), quantizer.bits
+    ([-1.0, 0.0, 1.0], 2)
     """
 
     formula: Callable[..., Codes] = field(compare=False)
@@ -61,8 +68,8 @@ class Quantizer:
     name: str = ""
     options: tuple[tuple[str, Any], ...] = ()
     channel: int = 0  # the axis of channels
-    inputs: int = -1  # the axis that is cut into groups
-    shown: str = field(default="", compare=False)  # the options that were given
+    inputs: int = -1  # the axis that is split into groups
+    shown: str = field(default="", compare=False)  # the options that the caller passed
     closes_over: Any = field(default=(), init=False, compare=False)
 
     def along(self, channel: int, inputs: int) -> Quantizer:
@@ -70,19 +77,19 @@ class Quantizer:
 
         Args:
             channel: The axis of channels, for `per="channel"`.
-            inputs: The axis that is cut into groups.
+            inputs: The axis that is split into groups.
         """
         return replace(self, channel=channel, inputs=inputs)
 
     def __call__(self, v: Any, *state: Any, **named: Any) -> Any:
         given = self._given(state, named)
-        if 0 in getattr(v, "shape", ()):  # no largest value, and nothing to quantize
+        if 0 in getattr(v, "shape", ()):  # an empty array has no largest value
             return v
         codes, restore = self._coded(v, given)
         return restore(self.value(codes))
 
     def value(self, codes: Codes) -> Any:
-        """Return the values that codes stand for, with their gradient."""
+        """Return the values of the codes, with their gradient."""
         value = (codes.codes if codes.zero is None else codes.codes - codes.zero) * codes.scale
         value = value if codes.offset is None else value + codes.offset
         return value if codes.straight is None else ste(value, codes.straight)
@@ -92,7 +99,7 @@ class Quantizer:
         return self._coded(v, self._given(state, named))[0]
 
     def exported(self, v: Any, state: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the codes of an array in its shape, and of each block the scale and the like."""
+        """Return the codes of an array in its shape, and scale, zero point, offset per block."""
         _, m, restore = self._parts(v)
         codes, *rest, _ = self._coded(v, state)[0]
         n = len(v.shape)
@@ -106,13 +113,13 @@ class Quantizer:
         return {"": restore(codes)} | {name: blocks(x) for name, x in names if x is not None}
 
     def first(self, v: Any) -> dict[str, Any]:
-        """Return the state that an array starts with, by name."""
+        """Return the initial state for an array, by name."""
         v, m, restore = self._parts(v)
         found = {name: (state, stop(state.first(m, v))) for name, state in self.states.items()}
         return {name: restore(x) if state.whole else x for name, (state, x) in found.items()}
 
     def observed(self, v: Any, state: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the state after an array was observed: what is not learned may change."""
+        """Return the state after observing an array: states that are not trained may change."""
         v, m, _ = self._parts(v)
         rows = {name: row.next for name, row in self.states.items()}
         return {n: stop(f(m, v, state[n])) if (f := rows[n]) else state[n] for n in rows}
@@ -125,7 +132,7 @@ class Quantizer:
             raise ArgumentError(
                 f"{self!r} takes {names}, and got {len(state)} arrays after v and the names "
                 f"{sorted(named)}.{near(unknown[0], self.states) if unknown else ''} "
-                f"{self!r}.first(v) returns what to start with."
+                f"{self!r}.first(v) returns initial values."
             )
         return given
 
@@ -136,7 +143,7 @@ class Quantizer:
         return self.formula(m, v, **rows), restore
 
     def _parts(self, v: Any) -> tuple[Any, Arithmetic, Callable[[Any], Any]]:
-        """Return an array in float32 or more, in groups, and how to undo that."""
+        """Return an array in at least float32, split into groups, and the inverse function."""
         v = v if is_array(v) and type(v).__module__.partition(".")[0] != "numpy" else lift(v)
         m = Arithmetic(v)
         if not _is_float(v):
@@ -147,8 +154,8 @@ class Quantizer:
         has_axis = -n <= axis < n or (n == 0 and isinstance(self.per, str))
         if self.per != "tensor" and not has_axis:
             raise ArgumentError(
-                f"{self!r} expected an array with an axis {axis}, got {brief(v)}; "
-                f"along(channel, inputs) says which axes they are"
+                f"{self!r} expected an array with an axis {axis}, got {brief(v)}; set the axes "
+                "with along(channel, inputs)"
             )
         if isinstance(self.per, str):
             return x, Arithmetic(x, self.per, axis), lambda y: m.xp.astype(y, given.dtype)
@@ -172,7 +179,7 @@ class Quantizer:
 
 
 def _moved(m: Arithmetic, v: Any, source: int, to: int) -> Any:
-    """Return `moveaxis`, which torch's vmap lacks."""
+    """Return `moveaxis`, which PyTorch's vmap lacks."""
     n = len(v.shape)
     order = [axis for axis in range(n) if axis != source % n]
     order.insert(to % n, source % n)
@@ -184,7 +191,7 @@ def _is_float(v: Any) -> bool:
 
 
 def quantizer(make: Callable[P, Quantizer]) -> Callable[P, Quantizer]:
-    """Return a function that makes quantizers, which know its name and arguments."""
+    """Return a function that makes quantizers, which store its name and arguments."""
     known = signature(make)
 
     @wraps(make)
@@ -195,7 +202,7 @@ def quantizer(make: Callable[P, Quantizer]) -> Callable[P, Quantizer]:
         per = bound.arguments.get("per", "tensor")
         if per not in ("tensor", "channel", "token") and not (type(per) is int and per > 0):
             raise ArgumentError(
-                f"{make.__name__}: per expected 'tensor', 'channel', 'token' or the size of "
+                f"{make.__name__}: expected per to be 'tensor', 'channel', 'token' or the size of "
                 f"groups, got {per!r}"
             )
         _check_choices(make.__name__, bound.arguments)
@@ -208,7 +215,7 @@ def quantizer(make: Callable[P, Quantizer]) -> Callable[P, Quantizer]:
 
 
 def _plain(value: Any) -> Any:
-    """Return an option, a table as a tuple of numbers."""
+    """Return an option in hashable form: a table as a tuple of numbers."""
     if value is None or isinstance(value, str | int | float):
         return value
     return tuple(float(number) for number in value)
@@ -223,13 +230,13 @@ _CHOICES: dict[str, tuple[Any, ...]] = {
 def _check_choices(name: str, arguments: Mapping[str, Any]) -> None:
     bits = arguments.get("bits", 8)
     if type(bits) is not int or not 1 <= bits <= 16:
-        raise ArgumentError(f"{name}: bits expected an int from 1 to 16, got {bits!r}")
+        raise ArgumentError(f"{name}: expected bits to be an int from 1 to 16, got {bits!r}")
     for key, choices in _CHOICES.items():
         value = arguments.get(key, choices[0])
         if value not in choices:
             raise ArgumentError(
-                f"{name}: {key} expected one of {', '.join(map(repr, choices))}, got {value!r}."
-                f"{near(str(value), choices)}"
+                f"{name}: expected {key} to be one of {', '.join(map(repr, choices))}, got "
+                f"{value!r}.{near(str(value), choices)}"
             )
 
 
@@ -239,8 +246,8 @@ def bounds(bits: int, signed: bool, narrow: bool = False) -> tuple[int, int]:
         return 0, 2**bits - 1
     if bits == 1:
         raise ArgumentError(
-            "signed codes of 1 bit have no positive one: bits expected 2 or more, or signed=False; "
-            "sign() quantizes to -1 and 1"
+            "signed codes of 1 bit have no positive code: expected bits to be 2 or more, or "
+            "signed=False; sign() quantizes to -1 and 1"
         )
     return -(2 ** (bits - 1)) + narrow, 2 ** (bits - 1) - 1
 
@@ -254,34 +261,37 @@ def affine(
     clip: str = "after", scale_gradient: bool = False, largest: str = "level",
     narrow: bool = False, range: str = "dynamic", decay: float = 0.99,
 ) -> Quantizer:  # fmt: skip
-    """Return a uniform quantizer whose scale follows from the values.
+    """Return a uniform quantizer whose scale is computed from the values.
 
     `s (clip(round(v / s) + z) - z)`. The gradient by v passes where the code is in bounds.
 
     Args:
-        bits: Of a code, 2 to 8 in practice.
+        bits: The number of bits per code, 2 to 8 in practice.
         signed: Whether codes are signed.
-        symmetric: Whether 0 is the code of 0 (`z = 0`) and the scale that of the largest magnitude.
-            If not, the scale is that of the range of the values and 0, and z is an integer.
-        per: The part with a scale of its own: `"tensor"`, `"channel"` (of weights), `"token"` (the
-            last axis), or an int, for groups of so many along the input features.
-        clip: `"after"` (torch.ao, torchao): the gradient is 0 where the rounded value is out of
-            bounds. `"before"`: where the value is. `"straight"` (brevitas): it passes everywhere.
-        scale_gradient: Whether a gradient goes through the scale to the values that decide it
+        symmetric: Whether 0 has the code 0 (`z = 0`) and the largest magnitude sets the scale.
+            Otherwise, the range of the values, extended to include 0, sets the scale, and z is an
+            integer.
+        per: The part that has its own scale: `"tensor"`, `"channel"` (of weights), `"token"` (the
+            last axis), or an int, the size of groups along the input features.
+        clip: Where the gradient is 0. `"after"` (torch.ao, torchao): where the rounded value is out
+            of bounds. `"before"`: where the value is out of bounds. `"straight"` (brevitas):
+            nowhere.
+        scale_gradient: Whether the gradient propagates through the scale to the values that set it
             (brevitas), or not (torch.ao, torchao).
         largest: The code of the largest magnitude if symmetric: `"level"`: the largest code (127 of
             8 bits; brevitas, AQT), or `"tie"`: half a code beyond (127.5; torch.ao, torchao, qwix),
             so that the value lies on a tie between two codes.
-        narrow: Whether the smallest code is not used, so that codes are symmetric (brevitas).
-        range: `"dynamic"`: of the values themselves; `"minmax"` or `"ema"`: of those observed, the
-            widest or an exponential average, kept in the states `low` and `high`.
+        narrow: Whether the smallest code is left unused, so that codes are symmetric (brevitas).
+        range: The source of the range. `"dynamic"`: the values themselves. `"minmax"` or `"ema"`:
+            the observed values, as the widest range or as an exponential average, kept in the
+            states `low` and `high`.
         decay: The weight of the old range in an average.
 
     Returns:
         The quantizer; with `range="minmax"` or `"ema"` it takes `low` and `high`.
 
     Raises:
-        ArgumentError: an option has none of its values.
+        ArgumentError: An option has an invalid value.
 
     Source: Jacob et al., "Quantization and Training of Neural Networks for Efficient
     Integer-Arithmetic-Only Inference" (2018); Krishnamoorthi (2018). Peers: `torch.ao`'s
@@ -306,7 +316,7 @@ def affine(
             return Codes(m.grid(v / scale, lo, hi, clip), scale)
         scale = m.at_least((high - low) / (hi - lo), EPSILON)
         zero = stop(m.clip(lo - m.xp.round(low / scale), lo, hi))
-        # (v / s + z would lose bits of v / s before it is rounded)
+        # (v / s + z would lose bits of v / s before the rounding.)
         return Codes(m.grid(v / scale, lo - zero, hi - zero, clip) + zero, scale, zero)
 
     def state(name: str) -> State:
@@ -324,25 +334,25 @@ def lsq(
     bits: int = 4, *, signed: bool = True, per: str | int = "tensor", clip: str = "before",
     gradient_scale: float | None = None,
 ) -> Quantizer:  # fmt: skip
-    """Return a uniform quantizer with a step size that learns.
+    """Return a uniform quantizer with a trainable step size.
 
-    `s round(clip(v / s))`. By v the gradient passes within the bounds; by s it is `round(v / s) -
-    v / s` within them and the bound outside, times `gradient_scale`.
+    `s round(clip(v / s))`. By v, the gradient passes within the bounds. By s, it is
+    `round(v / s) - v / s` within the bounds and the bound outside of them, times `gradient_scale`.
 
     Args:
-        bits: Of a code.
+        bits: The number of bits per code.
         signed: Whether codes are signed (weights) or not (inputs after a ReLU).
-        per: The part with a step of its own, as in `affine`.
+        per: The part that has its own step, as in `affine`.
         clip: `"before"` as in the paper; `"after"` as in `torch._fake_quantize_learnable_*`, whose
             gradients differ where v lies between the last code and half a code beyond.
-        gradient_scale: The factor of the step's gradient; None: `1 / sqrt(n Q)` for n values with
-            one step and the largest code Q.
+        gradient_scale: The factor of the step's gradient. None means `1 / sqrt(n Q)` for n values
+            with one step and the largest code Q.
 
     Returns:
-        The quantizer, which takes `step`. It starts at `2 mean(|v|) / sqrt(Q)`.
+        The quantizer, which takes `step`. Its initial value is `2 mean(|v|) / sqrt(Q)`.
 
     Raises:
-        ArgumentError: an option has none of its values.
+        ArgumentError: An option has an invalid value.
 
     Source: Esser et al., "Learned Step Size Quantization" (2020). Peers: brevitas'
     `ParameterFromStatsScaling`, `torch._fake_quantize_learnable_per_tensor_affine`.
@@ -371,21 +381,22 @@ def _step(hi: float) -> State:
 def lsq_plus(
     bits: int = 4, *, signed: bool = False, per: str | int = "tensor", clip: str = "before"
 ) -> Quantizer:  # fmt: skip
-    """Return a uniform quantizer with a step size and an offset that learn.
+    """Return a uniform quantizer with a trainable step size and a trainable offset.
 
     `s round(clip((v - b) / s)) + b`, with both gradients scaled as in `lsq`.
 
     Args:
-        bits: Of a code.
+        bits: The number of bits per code.
         signed: Whether codes are signed.
-        per: The part with a step and an offset of its own, as in `affine`.
+        per: The part that has its own step and offset, as in `affine`.
         clip: As in `lsq`.
 
     Returns:
-        The quantizer, which takes `step` and `offset`. They start at the range of the values.
+        The quantizer, which takes `step` and `offset`. Their initial values cover the range of the
+        values.
 
     Raises:
-        ArgumentError: an option has none of its values.
+        ArgumentError: An option has an invalid value.
 
     Source: Bhalgat et al., "LSQ+: Improving Low-bit Quantization through Learnable Offsets and
     Better Initialization" (2020).
@@ -412,20 +423,20 @@ def lsq_plus(
 
 @quantizer
 def pact(bits: int = 4, *, per: str | int = "tensor") -> Quantizer:
-    """Return a quantizer of inputs between 0 and a bound that learns.
+    """Return a quantizer of inputs between 0 and a trainable bound.
 
-    `clip(v, 0, α)`, rounded to `2**bits - 1` steps. By v the gradient passes where 0 < v < α, by α
-    where v ≥ α.
+    `clip(v, 0, α)`, rounded to `2**bits - 1` steps. By v, the gradient passes where 0 < v < α; by
+    α, it passes where v ≥ α.
 
     Args:
-        bits: Of a code.
-        per: The part with a bound of its own, as in `affine`.
+        bits: The number of bits per code.
+        per: The part that has its own bound, as in `affine`.
 
     Returns:
-        The quantizer, which takes `alpha`. It starts at the largest value.
+        The quantizer, which takes `alpha`. Its initial value is the largest value.
 
     Raises:
-        ArgumentError: an option has none of its values.
+        ArgumentError: An option has an invalid value.
 
     Source: Choi et al., "PACT: Parameterized Clipping Activation for Quantized Neural Networks"
     (2018).
@@ -450,19 +461,19 @@ def pact(bits: int = 4, *, per: str | int = "tensor") -> Quantizer:
 def dorefa(bits: int = 4, *, of: str = "weights") -> Quantizer:
     """Return a quantizer of weights after a tanh, or of inputs between 0 and 1.
 
-    Weights: `2 round(n t) / n - 1` with `t = tanh(v) / (2 max|tanh(v)|) + 1/2` and `n = 2**bits -
-    1`; inputs: `round(n clip(v, 0, 1)) / n`. Rounding is straight-through, all else has its own
-    gradient, the maximum, too.
+    Weights: `2 round(n t) / n - 1` with `t = tanh(v) / (2 max|tanh(v)|) + 1/2` and
+    `n = 2**bits - 1`; inputs: `round(n clip(v, 0, 1)) / n`. Rounding is straight-through;
+    everything else has its own gradient, including the maximum.
 
     Args:
-        bits: Of a code.
+        bits: The number of bits per code.
         of: `"weights"` or `"inputs"`.
 
     Returns:
         The quantizer, which takes no state.
 
     Raises:
-        ArgumentError: an option has none of its values.
+        ArgumentError: An option has an invalid value.
 
     Source: Zhou et al., "DoReFa-Net: Training Low Bitwidth Convolutional Neural Networks with Low
     Bitwidth Gradients" (2016). Peer: larq's `DoReFaQuantizer`.
@@ -492,20 +503,20 @@ def ewgs(
 ) -> Quantizer:
     """Return a uniform quantizer whose gradient grows or shrinks with the rounding error.
 
-    The value is that of `lsq`. The gradient through the rounding of `u = v / s` to q is
+    The value is the same as in `lsq`. The gradient through the rounding of `u = v / s` to q is
     `dy (1 + δ sign(dy) (u - q))`.
 
     Args:
-        bits: Of a code.
-        delta: The factor δ; with 0 it is straight-through.
+        bits: The number of bits per code.
+        delta: The factor δ; 0 makes the gradient straight-through.
         signed: Whether codes are signed.
-        per: The part with a step of its own, as in `affine`.
+        per: The part that has its own step, as in `affine`.
 
     Returns:
         The quantizer, which takes `step`.
 
     Raises:
-        ArgumentError: an option has none of its values.
+        ArgumentError: An option has an invalid value.
 
     Source: Lee, Kim and Ham, "Network Quantization with Element-wise Gradient Scaling" (2021).
 
@@ -531,21 +542,21 @@ def ewgs(
 
 @quantizer
 def adaround(bits: int = 4, *, per: str | int = "tensor") -> Quantizer:
-    """Return a quantizer of weights that learns whether each is rounded up or down.
+    """Return a quantizer of weights that trains whether to round each value up or down.
 
-    `s clip(floor(v / s) + h(V))` with `h(V) = clip(1.2 sigmoid(V) - 0.1, 0, 1)`. The gradient
-    goes to V alone.
+    `s clip(floor(v / s) + h(V))` with `h(V) = clip(1.2 sigmoid(V) - 0.1, 0, 1)`. Only V gets a
+    gradient.
 
     Args:
-        bits: Of a code.
-        per: The part with a step of its own, as in `affine`.
+        bits: The number of bits per code.
+        per: The part that has its own step, as in `affine`.
 
     Returns:
         The quantizer, which takes `rounding` (V, of the shape of the weights), and `step`, which is
-        not learned. It starts at the values themselves.
+        not trained. The initial rounding reproduces the values themselves.
 
     Raises:
-        ArgumentError: an option has none of its values.
+        ArgumentError: An option has an invalid value.
 
     Source: Nagel et al., "Up or Down? Adaptive Rounding for Post-Training Quantization" (2020).
     Peer: brevitas' `LearnedRoundSte`.
@@ -577,21 +588,21 @@ def adaround(bits: int = 4, *, per: str | int = "tensor") -> Quantizer:
 
 @quantizer
 def stochastic(bits: int = 8, *, per: str | int = "tensor") -> Quantizer:
-    """Return a quantizer that rounds up with the probability of the rest: `s floor(v / s + u)`.
+    """Return a quantizer with stochastic rounding: `s floor(v / s + u)`.
 
-    It is right in the mean. The gradient passes where the code is in bounds.
+    It is unbiased. The gradient passes where the code is in bounds.
 
     Args:
-        bits: Of a code.
-        per: The part with a scale of its own, as in `affine`.
+        bits: The number of bits per code.
+        per: The part that has its own scale, as in `affine`.
 
     Returns:
         The quantizer, which takes `noise`: an array like the values, of uniform numbers between 0
         and 1 (`torch.rand_like(v)`, `jax.random.uniform(key, v.shape)`). regrad draws no numbers
-        itself, so that a value that is computed again (in a checkpoint) is the same.
+        itself, so a recomputed value (in a checkpoint) is the same.
 
     Raises:
-        ArgumentError: an option has none of its values; a plan has it for layers.
+        ArgumentError: An option has an invalid value, or a plan uses the quantizer for layers.
 
     Source: Gupta et al., "Deep Learning with Limited Numerical Precision" (2015). Peers: QKeras,
     AQT, qwix.
@@ -624,20 +635,20 @@ def sign(
     """Return a quantizer to -1 and 1, which is 1 at 0.
 
     Args:
-        estimator: The function whose gradient it has: `"identity"`; `"clip"`: `clip(v, -1, 1)`;
+        estimator: The function whose gradient is used: `"identity"`; `"clip"`: `clip(v, -1, 1)`;
             `"approx"`: the parabolas of Bi-Real nets, with the slope `2 - 2|v|`; `"swish"`: the
             sign-swish of BNN+ with `slope`; `"tanh"`: `max(1 / slope, 1) tanh(slope v)`, the error
             decay estimator of IR-Net.
         scale: Whether the result is scaled by the mean magnitude, which has no gradient (XNOR-Net).
-        per: The part with a scale of its own, as in `affine`.
-        shift: Whether it takes a `shift`, which is added to v and learns (ReActNet).
-        slope: Of `"swish"` and `"tanh"`; anneal it by making another quantizer.
+        per: The part that has its own scale, as in `affine`.
+        shift: Whether it takes a trainable `shift`, which is added to v (ReActNet).
+        slope: The slope of `"swish"` and `"tanh"`; to anneal it, make another quantizer.
 
     Returns:
-        The quantizer, which takes `shift` if asked for. It starts at 0.
+        The quantizer, which takes `shift` if `shift=True`. Its initial value is 0.
 
     Raises:
-        ArgumentError: an option has none of its values.
+        ArgumentError: An option has an invalid value.
 
     Source: Hubara et al., "Binarized Neural Networks" (2016); Rastegari et al., "XNOR-Net" (2016);
     Liu et al., "Bi-Real Net" (2018) and "ReActNet" (2020); Darabi et al., "BNN+" (2019); Qin et
@@ -652,7 +663,7 @@ def sign(
     """
     if estimator not in ESTIMATORS:
         raise ArgumentError(
-            f"sign: estimator expected one of {', '.join(map(repr, ESTIMATORS))}, got "
+            f"sign: expected estimator to be one of {', '.join(map(repr, ESTIMATORS))}, got "
             f"{estimator!r}.{near(str(estimator), ESTIMATORS)}"
         )
     smooth = ESTIMATORS[estimator]
@@ -687,19 +698,19 @@ ESTIMATORS: dict[str, Callable[[Arithmetic, Any, float], Any]] = {
 
 @quantizer
 def ternary(threshold: float = 0.7, *, per: str | int = "tensor") -> Quantizer:
-    """Return a quantizer to -1, 0 and 1, times the mean magnitude of what is not 0.
+    """Return a quantizer to -1, 0 and 1, times the mean magnitude of the nonzero values.
 
-    Values up to `threshold mean|v|` are 0. The gradient passes everywhere.
+    Values with a magnitude up to `threshold mean|v|` become 0. The gradient passes everywhere.
 
     Args:
         threshold: The factor of the mean magnitude.
-        per: The part with a scale of its own, as in `affine`.
+        per: The part that has its own scale, as in `affine`.
 
     Returns:
         The quantizer, which takes no state.
 
     Raises:
-        ArgumentError: an option has none of its values.
+        ArgumentError: An option has an invalid value.
 
     Source: Li and Liu, "Ternary Weight Networks" (2016). Peers: brevitas'
     `SignedTernaryWeightPerTensorConst` (a constant scale), QKeras' `ternary`.
@@ -727,13 +738,13 @@ def absmean(*, per: str | int = "tensor") -> Quantizer:
     `s clip(round(v / s), -1, 1)` with `s = mean|v|`. The gradient passes everywhere.
 
     Args:
-        per: The part with a scale of its own, as in `affine`.
+        per: The part that has its own scale, as in `affine`.
 
     Returns:
         The quantizer, which takes no state.
 
     Raises:
-        ArgumentError: an option has none of its values.
+        ArgumentError: An option has an invalid value.
 
     Source: Ma et al., "The Era of 1-bit LLMs: All Large Language Models are in 1.58 Bits" (2024).
     Peer: transformers' `WeightQuant`.
@@ -754,19 +765,19 @@ def absmean(*, per: str | int = "tensor") -> Quantizer:
 
 @quantizer
 def absmax(bits: int = 8, *, per: str | int = "token") -> Quantizer:
-    """Return a uniform quantizer of inputs, by the largest magnitude of each token: BitNet b1.58's.
+    """Return a uniform quantizer of inputs, by the largest magnitude of each token (BitNet b1.58).
 
     `s clip(round(v / s))` with `s = max|v| / Q`. The gradient passes everywhere.
 
     Args:
-        bits: Of a code.
-        per: The part with a scale of its own, as in `affine`.
+        bits: The number of bits per code.
+        per: The part that has its own scale, as in `affine`.
 
     Returns:
         The quantizer, which takes no state.
 
     Raises:
-        ArgumentError: an option has none of its values.
+        ArgumentError: An option has an invalid value.
 
     Source: Ma et al. (2024), as for `absmean`. Peer: transformers' `ActQuant`.
 
@@ -790,18 +801,18 @@ def absmax(bits: int = 8, *, per: str | int = "token") -> Quantizer:
 def levels(table: Sequence[float], *, per: str | int = "tensor") -> Quantizer:
     """Return a quantizer to the nearest numbers of a table, scaled by the largest magnitude.
 
-    The largest magnitude becomes the largest of the table. The gradient passes everywhere. A tie
-    goes to the smaller level.
+    The largest magnitude becomes the largest level of the table. The gradient passes everywhere. A
+    tie goes to the smaller level.
 
     Args:
-        table: The levels, rising.
-        per: The part with a scale of its own, as in `affine`.
+        table: The levels, in ascending order.
+        per: The part that has its own scale, as in `affine`.
 
     Returns:
         The quantizer, which takes no state.
 
     Raises:
-        ArgumentError: the levels do not rise, or there are fewer than two.
+        ArgumentError: The levels are not ascending, or there are fewer than two.
 
     Source: Zhou et al., "Incremental Network Quantization" (2017), for powers of two.
 
@@ -813,7 +824,7 @@ def levels(table: Sequence[float], *, per: str | int = "tensor") -> Quantizer:
     """
     known = [float(level) for level in table]
     if len(known) < 2 or any(a >= b for a, b in pairwise(known)):
-        raise ArgumentError(f"levels expected two rising numbers or more, got {brief(table)}")
+        raise ArgumentError(f"levels expected two or more ascending numbers, got {brief(table)}")
     most = max(map(abs, known))
 
     def formula(m: Arithmetic, v: Any) -> Codes:
@@ -828,13 +839,13 @@ def nf4(*, per: str | int = 64) -> Quantizer:
     """Return `levels` of NormalFloat 4: quantiles of a normal distribution.
 
     Args:
-        per: The part with a scale of its own, as in `affine`.
+        per: The part that has its own scale, as in `affine`.
 
     Returns:
         The quantizer, which takes no state.
 
     Raises:
-        ArgumentError: an option has none of its values.
+        ArgumentError: An option has an invalid value.
 
     Source: Dettmers et al., "QLoRA: Efficient Finetuning of Quantized LLMs" (2023). Peers:
     torchao's `NF4Tensor`, bitsandbytes.
@@ -853,15 +864,15 @@ def power_of_two(bits: int = 4, *, additive: bool = False, per: str | int = "ten
     """Return `levels` of signed powers of two and 0, or of sums of them (APoT).
 
     Args:
-        bits: Of a code; 3 to 5 for sums.
+        bits: The number of bits per code; 3 to 5 for sums.
         additive: Whether levels are sums of powers of two.
-        per: The part with a scale of its own, as in `affine`.
+        per: The part that has its own scale, as in `affine`.
 
     Returns:
         The quantizer, which takes no state.
 
     Raises:
-        ArgumentError: an option has none of its values.
+        ArgumentError: An option has an invalid value.
 
     Source: Zhou et al., "Incremental Network Quantization" (2017); Li, Dong and Wang, "Additive
     Powers-of-Two Quantization" (2020). Peer: QKeras' `quantized_po2`.
@@ -873,9 +884,9 @@ def power_of_two(bits: int = 4, *, additive: bool = False, per: str | int = "ten
         [1, 0.5, 0]
     """
     if additive and bits not in (3, 4, 5):
-        raise ArgumentError(f"power_of_two: sums are known for 3, 4 and 5 bits, got {bits}")
+        raise ArgumentError(f"power_of_two: sums are available for 3, 4 and 5 bits, got {bits}")
     if not 2 <= bits <= 8:
-        raise ArgumentError(f"power_of_two: bits expected an int from 2 to 8, got {bits}")
+        raise ArgumentError(f"power_of_two: expected bits to be an int from 2 to 8, got {bits}")
     return levels((additive_powers_of_two if additive else powers_of_two)(bits), per=per)
 
 
@@ -890,13 +901,13 @@ def fp8(format: str = "fp8_e4m3", *, per: str | int = "tensor") -> Quantizer:
 
     Args:
         format: `"fp8_e4m3"` (up to 448) or `"fp8_e5m2"` (up to 57344), rounded half to even.
-        per: The part with a scale of its own, as in `affine`.
+        per: The part that has its own scale, as in `affine`.
 
     Returns:
         The quantizer, which takes no state.
 
     Raises:
-        ArgumentError: an option has none of its values.
+        ArgumentError: An option has an invalid value.
 
     Source: Micikevicius et al., "FP8 Formats for Deep Learning" (2022). Peers: Transformer Engine,
     torchao, AQT, qwix.
@@ -924,15 +935,15 @@ def mx(format: str = "fp4_e2m1", *, per: int = 32) -> Quantizer:
     gradient passes everywhere.
 
     Args:
-        format: Of a number in a block: `"fp4_e2m1"`, `"fp6_e2m3"`, `"fp6_e3m2"`, `"fp8_e4m3"`,
-            `"fp8_e5m2"` or `"int8"`.
+        format: The format of a number in a block: `"fp4_e2m1"`, `"fp6_e2m3"`, `"fp6_e3m2"`,
+            `"fp8_e4m3"`, `"fp8_e5m2"` or `"int8"`.
         per: The size of a block.
 
     Returns:
         The quantizer, which takes no state.
 
     Raises:
-        ArgumentError: an option has none of its values.
+        ArgumentError: An option has an invalid value.
 
     Source: OCP Microscaling Formats (MX) Specification 1.0 (2023). Peers: torchao, brevitas, qwix.
 
@@ -954,7 +965,7 @@ def mx(format: str = "fp4_e2m1", *, per: int = 32) -> Quantizer:
 
 @quantizer
 def nvfp4(*, per: int = 16) -> Quantizer:
-    """Return a quantizer to NVFP4: blocks of 4-bit numbers with an 8-bit scale, and one for all.
+    """Return a quantizer to NVFP4: 4-bit numbers with 8-bit scales per block and a global scale.
 
     The gradient passes everywhere.
 
@@ -965,7 +976,7 @@ def nvfp4(*, per: int = 16) -> Quantizer:
         The quantizer, which takes no state.
 
     Raises:
-        ArgumentError: an option has none of its values.
+        ArgumentError: An option has an invalid value.
 
     Source: NVIDIA, "Pretraining Large Language Models with NVFP4" (2025). Peer: torchao.
 

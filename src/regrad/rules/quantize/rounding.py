@@ -1,7 +1,7 @@
-"""Numbers on a grid: the arithmetic that quantizers are made of, for arrays of any library.
+"""Numbers on a grid: the arithmetic of quantizers, for arrays of any library.
 
-A formula of a quantizer is written once, with the functions of `Arithmetic`. They are the Array API
-functions of the library of its array (regrad, PyTorch, JAX), and what the standard lacks.
+The formula of a quantizer is written once, with the functions of `Arithmetic`. These are the Array
+API functions of the array's library (regrad, PyTorch, JAX), and functions that the standard lacks.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from regrad.core.tensor import Tensor
 from regrad.ops.casting import stop_gradient
 from regrad.rules.quantize.formats import POWERS, Format
 
-TINY = 1e-30  # what an empty block is divided by
+TINY = 1e-30  # the divisor of an empty block
 
 
 class Codes(NamedTuple):
     """Quantized numbers: `(codes - zero) * scale + offset`, with `codes` on the grid.
 
-    `straight` stands for the value in gradients, if not the codes and the scale do.
+    `straight` replaces the value in gradients, if the codes and the scale do not determine it.
     """
 
     codes: Any
@@ -46,12 +46,12 @@ def stop(x: Any) -> Any:
 
 
 def ste(value: Any, surrogate: Any) -> Any:
-    """Return a value with the gradient of another array; the sum is exact."""
+    """Return a value with the gradient of another array; the value itself is unchanged."""
     return stop(value) + (surrogate - stop(surrogate))
 
 
 class Arithmetic:
-    """Functions of arrays that are like one, whose scales belong to parts of it.
+    """Functions for arrays like a given one, whose parts have their own scales.
 
     Args:
         like: The array.
@@ -77,7 +77,7 @@ class Arithmetic:
         return self.xp.asarray(values, dtype=self.like.dtype, **where)
 
     def given(self, state: Any) -> Any:
-        """Return an array of state, or a number, as an array of the library."""
+        """Return a state array, or a number, as an array of the library."""
         if isinstance(self.like, Tensor):
             return lift(state)
         return state if hasattr(state, "shape") else self.array(state)
@@ -107,9 +107,9 @@ class Arithmetic:
         """Return the largest magnitude of each part."""
         return self.max(abs(v))
 
-    @property  # (torch.compile enters no cached_property, whose lock it does not know)
+    @property  # (torch.compile does not support the lock of cached_property.)
     def count(self) -> int:
-        """The number of values in a part."""
+        """Return the number of values in a part."""
         return prod([int(self.like.shape[i]) for i in self.axes])
 
     # -- gradients -----------------------------------------------------------------------------
@@ -119,20 +119,22 @@ class Arithmetic:
         return ste(self.xp.round(stop(v)), v)
 
     def clip(self, v: Any, low: Any, high: Any) -> Any:
-        """Clip; the gradient passes within the bounds, which belong to it."""
-        # (of `clip` on the bounds PyTorch 2.15 has none, 2.13 all of it, and JAX a half)
+        """Clip; the gradient passes within the bounds, including the bounds themselves."""
+        # (On the bounds, the gradient of `clip` is none in PyTorch 2.15, all in 2.13, and half in
+        # JAX.)
         return self.xp.where(v < low, low, self.xp.where(v > high, high, v))
 
     def sign(self, v: Any) -> Any:
         """Return -1, 0 or 1."""
-        return v.sign() if self.is_torch else self.xp.sign(v)  # (the standard's writes by a mask)
+        # (the standard's function writes with a mask)
+        return v.sign() if self.is_torch else self.xp.sign(v)
 
     def at_least(self, v: Any, low: float) -> Any:
         """Return the larger of a number and a bound, which has no gradient."""
         return self.xp.where(v < low, low, v)
 
     def sigmoid(self, v: Any) -> Any:
-        """Return the logistic function, whose gradient is finite for large magnitudes, too."""
+        """Return the logistic function, whose gradient is also finite for large magnitudes."""
         return 0.5 + 0.5 * self.xp.tanh(0.5 * v)
 
     def scaled(self, x: Any, factor: float) -> Any:
@@ -143,7 +145,7 @@ class Arithmetic:
         """Return numbers in units of a step as integers in bounds.
 
         `clip` is "before" (clip, then round), "after" (round, then clip) or "straight" (the
-        gradient passes outside of the bounds, too).
+        gradient also passes outside of the bounds).
         """
         if clip == "before":
             return self.round(self.clip(u, low, high))
@@ -188,7 +190,7 @@ class Arithmetic:
     def _looked_up(
         self, table: Sequence[float], bounds: Sequence[float], u: Any, side: str
     ) -> Any:  # fmt: skip
-        flat = self.xp.reshape(stop(u), (-1,))  # (of another order of axes torch warns)
+        flat = self.xp.reshape(stop(u), (-1,))  # (PyTorch warns for another order of axes.)
         places = self.xp.searchsorted(self.array(bounds), flat, side=side)
         flat = self.xp.take(self.array(table), places, axis=0)
         return self.xp.reshape(flat, tuple(u.shape))

@@ -1,7 +1,7 @@
-"""The functions that torch writes in Python, seen through: what runs inside them asks the mode.
+"""Functions that torch implements in Python, traced into: their inner calls reach the mode.
 
-Such a function begins by asking the modes about itself, and then runs code that is not asked about.
-Its code is run here with other names: the checks say no, and what it calls is asked about as usual.
+Such a function first calls the modes for itself, and then runs code without modes. regrad runs the
+code with other globals: the checks return False, and the inner calls reach the modes as usual.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ def _return_false(*tensors: Any) -> bool:
 
 
 def with_fast_path(forward: Callable[..., Any]) -> Callable[..., Any]:
-    """The forward pass of a transformer's module, which does not see our modes.
+    """Return the forward pass of a transformer's module, without regrad's modes in its checks.
 
-    torch has a faster path there, with other values at padding, and takes it only where nothing
-    overrides its functions. It has no gradient, so that only rules that replace values concern it
-    (see `intercepts.CALLED`).
+    torch has a faster path there, with other values at padding, and takes it only if nothing
+    overrides its functions. The fast path has no gradient, so it matters only to rules that replace
+    values (see `intercepts.CALLED`).
     """
     names = PatchedGlobals(sys.modules[forward.__module__])
     names["torch"] = PatchedModule(
-        torch, overrides=PatchedModule(torch.overrides, has_torch_function=_is_seen)
+        torch, overrides=PatchedModule(torch.overrides, has_torch_function=_is_overridden)
     )
     body = _with_names(forward, names)
 
@@ -51,10 +51,10 @@ def with_fast_path(forward: Callable[..., Any]) -> Callable[..., Any]:
 
 @cache
 def with_hooks_around(call: Callable[..., Any]) -> Callable[..., Any] | None:
-    """`nn.Module._call_impl`, which runs the hooks, and `_slow_forward` in place of `forward`.
+    """Return `nn.Module._call_impl`, which runs the hooks, with `_slow_forward` for `forward`.
 
-    (It does so where TorchScript traces, and here finds that it does.) None for the call of another
-    library.
+    (The function does this under a TorchScript trace, and here its check for a trace returns True.)
+    Return None for another library's call.
     """
     if "_slow_forward" not in getattr(call, "__code__", _return_false.__code__).co_names:
         return None
@@ -65,7 +65,7 @@ def with_hooks_around(call: Callable[..., Any]) -> Callable[..., Any] | None:
 
 
 class PatchedModule:
-    """A module, in which some names are others."""
+    """A module with some names replaced."""
 
     def __init__(self, module: Any, **names: Any) -> None:
         vars(self).update(names, module=module)
@@ -74,15 +74,15 @@ class PatchedModule:
         return getattr(self.module, name)
 
 
-def _is_seen(values: Any) -> bool:
-    """Return whether anybody but us has a say in what functions do with some tensors."""
+def _is_overridden(values: Any) -> bool:
+    """Return whether code other than regrad may change what functions do with some tensors."""
     if not all(hasattr(mode, "is_closed") for mode in mode_stack()):
         return True
     return any(torch.overrides.is_tensor_like(x) and _decides(type(x)) for x in values)
 
 
 def _decides(kind: type) -> bool:
-    """Return whether a subclass of Tensor has a say in what functions do with it."""
+    """Return whether a subclass of Tensor may change what functions do with it."""
     own: Any = getattr(kind, "__torch_function__", None)
     plain = (torch.Tensor, torch.nn.Parameter)
     return kind not in plain and own is not torch.nn.Parameter.__torch_function__
@@ -90,16 +90,16 @@ def _decides(kind: type) -> bool:
 
 @cache
 def bodies() -> dict[Any, Callable[..., Any]]:
-    """The functions that torch writes in Python, with what to run instead to see inside."""
+    """Return the functions that torch implements in Python, each with its traceable body."""
     every = {f for fs in torch.overrides.get_overridable_functions().values() for f in fs}
     found = {f: open_body(f) for f in every}
     return {f: body for f, body in found.items() if body is not None}
 
 
 def open_body(function: Callable[..., Any]) -> Callable[..., Any] | None:
-    """The body of a function that torch writes in Python, which does not ask the mode again.
+    """Return the body of a function that torch implements in Python, without its own call of modes.
 
-    What the body calls does ask. None for functions written in C++.
+    The calls inside the body reach the modes. Return None for functions written in C++.
     """
     if isinstance(function, FunctionType):
         if function.__module__ in _MODULES:
@@ -110,8 +110,8 @@ def open_body(function: Callable[..., Any]) -> Callable[..., Any] | None:
 
 
 @cache
-def unasking(function: FunctionType) -> Callable[..., Any]:
-    """A function that torch writes in Python, which does not ask modes about itself."""
+def without_own_dispatch(function: FunctionType) -> Callable[..., Any]:
+    """Return a function that torch implements in Python, without its call of modes for itself."""
     return _body(function)
 
 
@@ -120,9 +120,9 @@ def _body(function: FunctionType) -> Callable[..., Any]:
 
 
 class PatchedGlobals(dict[str, Any]):
-    """The names that functions of a module see: some are replaced, all others are the module's.
+    """The globals of a module with some names replaced.
 
-    They are looked up when they are used: programs put functions of their own into torch's modules.
+    Other names are looked up at each use, since programs may put functions into torch's modules.
     """
 
     def __init__(self, module: ModuleType) -> None:
@@ -131,7 +131,7 @@ class PatchedGlobals(dict[str, Any]):
         self.helpers: dict[Any, Any] = {}
 
     def __contains__(self, name: object) -> bool:
-        """Return whether there is such a name: torch.compile asks before it looks it up."""
+        """Return whether a name exists; torch.compile calls this before a lookup."""
         return super().__contains__(name) or name in vars(self.module)
 
     def __missing__(self, name: str) -> Any:
@@ -149,14 +149,14 @@ def _names_of(module: str) -> PatchedGlobals:
 
 
 def _with_names(function: FunctionType, names: dict[str, Any]) -> FunctionType:
-    """A function of a module with other names (and so for the functions that it holds)."""
+    """Return a function of a module with other globals, and its inner functions too."""
     if function.__globals__["__name__"] != names["__name__"]:
         return function
     return remade(function, names, tuple(map(_open_cell, function.__closure__ or ())))
 
 
 def remade(function: FunctionType, names: dict[str, Any], cells: Any) -> FunctionType:
-    """Return a function with the same code, and other names or closure cells."""
+    """Return a function with the same code, and other globals or closure cells."""
     code, name, defaults = function.__code__, function.__name__, function.__defaults__
     made = FunctionType(code, names, name, defaults, cells)
     made.__kwdefaults__ = function.__kwdefaults__
@@ -169,7 +169,7 @@ def _open_cell(cell: CellType) -> CellType:
 
 
 def lines_of(function: Any) -> frozenset[str]:
-    """Return the lines of a function written in Python, as `file:number`."""
+    """Return the lines of a Python function, as `file:number`."""
     code = getattr(function, "__code__", None)
     if code is None:
         return frozenset()
@@ -177,11 +177,11 @@ def lines_of(function: Any) -> frozenset[str]:
 
 
 def asks(function: Any) -> bool | None:
-    """Return whether a function written in Python asks modes; None for one written in C++."""
+    """Return whether a Python function calls modes; None for a function written in C++."""
     code = getattr(function, "__code__", None)
     return None if code is None else not CHECKS.isdisjoint(code.co_names)
 
 
 def is_python(function: Any) -> bool:
-    """Return whether a function is written in Python, so that it can be run with other names."""
+    """Return whether a function is written in Python, so that it can run with other globals."""
     return isinstance(function, FunctionType)

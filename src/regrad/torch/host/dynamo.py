@@ -1,9 +1,9 @@
-"""The places in Dynamo where torch.compile shows what it traces.
+"""The functions of Dynamo through which regrad observes what torch.compile traces.
 
-torch.compile asks the open modes as it traces, so rules get into its programs. For the rest (the
-forward passes of Functions, the bodies of operators, what a single node runs) it has no hooks, and
-while scopes are open some functions of Dynamo's are replaced. If one of them is lost, compiled code
-is refused in scopes as a whole: nothing else would tell that a rule is passed over there.
+torch.compile calls the open modes during tracing, so its programs contain the rules. Dynamo has no
+hooks for other steps (the forward passes of Functions, the bodies of operators, the run of a single
+node). So regrad replaces some of Dynamo's functions while scopes are open. If one of them is
+missing, all compiled code in scopes raises, because regrad could not detect a skipped rule.
 """
 
 from __future__ import annotations
@@ -25,11 +25,10 @@ Make = Callable[[Any], Any]
 _VARIABLES = "torch._dynamo.variables"
 _OUTPUT = "torch._dynamo.output_graph.OutputGraph"
 _SOURCE = "torch._dynamo.source"
-_FEWER = "nothing public drops a guard for a program that others compile"
+_FEWER = "no public API drops a guard for a program that other code compiles"
 
-# The functions to replace, by the name of the maker of the new: where they are, and how their
-# parameters begin. (Before 2.11 the function that traces all regions also traced forward passes of
-# Functions.)
+# The functions to replace, by the name of the maker: their paths, and their first parameters.
+# (Before 2.11, the function that traces all regions also traced the forward passes of Functions.)
 _ENTRANCES = {
     "begin": (f"{_OUTPUT}.__init__", "self"),
     "call_apply": (f"{_VARIABLES}.misc.AutogradFunctionVariable.call_apply", "self tx args kwargs"),
@@ -50,13 +49,13 @@ _ENTRANCES = {
 
 
 def entrances(makers: Mapping[str, Make]) -> list[tuple[Any, str, Make]]:
-    """Return the functions to replace while a scope is open: owner, name, maker of the new."""
+    """Return the functions to replace while a scope is open: owner, name and maker."""
     skipped = "trace_forward" if COMPILING.host.release < (2, 11) else "speculate"
     found: list[tuple[Any, str, Make]] = []
     for name, (path, parameters) in _ENTRANCES.items():
         if name == skipped:
             continue
-        why = "shows what is traced, which nothing public does"
+        why = "observes what Dynamo traces, which no public API does"
         place, _, attribute = path.rpartition(".")
         owner = COMPILING.part(place, why, lambda owner, a=attribute: a in vars(owner))
         COMPILING.part(path, why, takes(*parameters.split()))
@@ -65,14 +64,14 @@ def entrances(makers: Mapping[str, Make]) -> list[tuple[Any, str, Make]]:
 
 
 @cache
-def leave_alone(function: Callable[..., Any], inside: bool = True) -> None:
-    """Have torch.compile not begin with a function of ours, if something else has called it.
+def skip_tracing(function: Callable[..., Any], inside: bool = True) -> None:
+    """Make torch.compile skip a function of regrad when it is called from code that is not traced.
 
-    That is after a graph break; what is traced elsewhere and calls it is traced through it. Nor
-    does it begin with what the function calls, if `inside`.
-    (`torch.compiler.disable` makes another function, which the mode's class would not find.)
+    The call comes after a graph break. If traced code calls the function, Dynamo still traces into
+    it. With `inside`, Dynamo also skips the functions that this function calls.
+    (`torch.compiler.disable` creates another function, which the mode's class would not find.)
     """
-    why = "nothing public has Dynamo skip a function as it stands"
+    why = "no public API makes Dynamo skip an existing function"
     action = COMPILING.part(
         "torch._dynamo.types.FrameAction", why, lambda a: hasattr(a, "SKIP") and a.DEFAULT
     )
@@ -85,23 +84,23 @@ def leave_alone(function: Callable[..., Any], inside: bool = True) -> None:
 
 
 def as_constant(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Have torch.compile call a function as it traces, and build in the result.
+    """Make torch.compile call a function during tracing, and use the result as a constant.
 
-    (`torch.compiler.assume_constant_result` does so, and imports Dynamo, which takes long.)
+    (`torch.compiler.assume_constant_result` does this too, but imports Dynamo, which takes long.)
     """
     function.__dict__["_dynamo_marked_constant"] = True
     return function
 
 
 @cache
-def ask_about(functions: frozenset[Any]) -> None:
-    """Have torch.compile ask modes about these functions, as torch itself does.
+def dispatch_when_traced(functions: frozenset[Any]) -> None:
+    """Make torch.compile call modes for these functions, as torch does in eager mode.
 
-    It has a list of its own, which lacks the variants in place (`torch.relu_`) and what
-    torch.nn.functional calls (`torch._C._nn.silu`), so that no mode would see these.
+    Dynamo has its own list of functions. The list lacks in-place variants (`torch.relu_`) and
+    functions inside torch.nn.functional (`torch._C._nn.silu`), so modes would not receive these.
     """
     asked = COMPILING.part(
-        f"{_VARIABLES}.torch.get_overridable_functions", "nothing public adds to Dynamo's list",
+        f"{_VARIABLES}.torch.get_overridable_functions", "no public API extends Dynamo's list",
         lambda found: isinstance(found(), set) and found() is found(),
     )  # fmt: skip
     if not isinstance(asked, Missing):
@@ -109,33 +108,33 @@ def ask_about(functions: frozenset[Any]) -> None:
 
 
 def _reader(path: str) -> Callable[[Any], Any]:
-    """Return a reader of an attribute of Dynamo's objects; it refuses if there is none."""
+    """Return a reader of an attribute of Dynamo's objects; it raises if there is none."""
     find = attrgetter(path)
 
     def read(held: Any) -> Any:
         try:
             return find(held)
         except AttributeError as error:
-            why = f"Dynamo shows something else ({error})"
+            why = f"Dynamo has another structure ({error})"
             raise through_dynamo(COMPILING.lose(why)) from None
 
     return read
 
 
-modes: Any = _reader("symbolic_torch_function_state.mode_stack")  # of a trace: variables, in a list
-modes_of: Any = _reader("torch_function_mode_stack")  # those under which an OutputGraph begins
-function_class: Any = _reader("fn_cls")  # the Function whose application a variable stands for
+modes: Any = _reader("symbolic_torch_function_state.mode_stack")  # a trace's variables, in a list
+modes_of: Any = _reader("torch_function_mode_stack")  # the modes at the start of an OutputGraph
+function_class: Any = _reader("fn_cls")  # the Function that a variable represents
 trace_operator: Any = _reader("_call_function")  # the method that traces the bodies of an operator
 _realize = _reader("realize")
 
 
 def value_of(variable: Any) -> Any:
-    """Return the object behind a variable of Dynamo's; None if it is made while it traces."""
+    """Return the object that a variable represents; None if the trace creates the object."""
     return getattr(_realize(variable)(), "value", None)
 
 
 def guard_identity(variable: Any) -> None:
-    """Have a program that is traced serve for this very object alone."""
+    """Guard the program being traced on the identity of this object."""
     source = getattr(variable, "source", None)
     if source is not None:
         _part("guards.install_guard")(source.make_guard(_part("guards.GuardBuilder").ID_MATCH))
@@ -152,22 +151,29 @@ def mode_from(tx: Any, variable: Any, number: int) -> Any:
 
 @cache
 def _part(path: str) -> Any:
-    why = "nothing public adds a guard, or a value with one, to what Dynamo traces"
+    why = "no public API adds a guard, or a value with a guard, to a trace"
     return COMPILING.part(f"torch._dynamo.{path}", why)
 
 
 def can_trace_operator(variable: Any) -> bool:
-    """Return whether a variable stands for an operator whose bodies Dynamo traces."""
+    """Return whether a variable represents an operator whose bodies Dynamo traces."""
     return hasattr(variable, "_call_function")
 
 
 def trace_call(function: Any, tx: Any, args: Sequence[Any], options: Any) -> Any:
-    """Trace a call of a function that is a variable of Dynamo's."""
+    """Trace a call of a function that is a variable of Dynamo."""
     return function.call_function(tx, args, options)
 
 
+def call_under(tx: Any, run: Any, mode: Any, function: Any, args: Sequence[Any], kw: Any) -> Any:
+    """Trace `run(mode, function, *args)`, where the function is one node of the program."""
+    traced = _part("variables.functions.UserFunctionVariable")(run)
+    node = _part("variables.torch.TorchInGraphFunctionVariable")(function)
+    return trace_call(traced, tx, [mode, node, *args], kw)
+
+
 def through_dynamo(error: RegradError) -> Exception:
-    """Return an error in a form that torch.compile hands on as it is."""
+    """Return an error in a form that torch.compile raises unchanged."""
     kind = _kind_through_dynamo(type(error))
     return error if kind is None else kind(str(error), first_useful_frame=None)
 
@@ -185,10 +191,10 @@ def _kind_through_dynamo(kind: type[RegradError]) -> Any:
 
 
 def refuse_to_compile() -> Any:
-    """Have what torch.compile compiles from now on refused; the result's `__exit__` ends that."""
+    """Make torch.compile raise from now on; the result's `__exit__` ends that."""
     try:
         return torch.compiler.set_stance("default", force_backend=_refusing)
-    except ImportError:  # there is no Dynamo at all
+    except ImportError:  # this torch has no Dynamo
         return nullcontext()
 
 
@@ -197,7 +203,7 @@ def _refusing(graph: Any, inputs: Any) -> NoReturn:
 
 
 def bodies(node: Any) -> Iterator[Any]:
-    """Yield the graphs that a node of a graph is given, or is."""
+    """Yield the graphs that a node of a graph has as arguments, or is itself."""
     root = node.graph.owning_module
     for each in (*node.all_input_nodes, node):
         if each.op == "get_attr" or each.op == "call_module":
@@ -213,10 +219,10 @@ def _reach(module: Any, path: str) -> Any:
 
 
 def drop_guards(output: Any, is_fixed: Callable[[Any], bool]) -> None:
-    """Drop the guards on what modes hold, if it follows from their classes.
+    """Drop the guards on the contents of modes whose class determines the contents.
 
-    Dynamo guards on the class of each open mode. It also guards on all that it has read of a mode,
-    which takes longer at each call than a scope does.
+    Dynamo guards on the class of each open mode. It also guards on everything that it has read from
+    a mode. Checking these guards takes longer at each call than a scope does.
     """
     source = COMPILING.part(
         f"{_SOURCE}.TorchFunctionModeStackSource", _FEWER, takes("ind"), missing=int, needed=False
@@ -232,14 +238,14 @@ def drop_guards(output: Any, is_fixed: Callable[[Any], bool]) -> None:
 
 @cache
 def traced_body(function: Any) -> Callable[..., Any] | None:
-    """Return the copy of a Python function of torch's that torch.compile traces to look inside.
+    """Return the copy of a Python function of torch into which torch.compile traces.
 
-    That is the same code in another function, about which Dynamo asks no mode. The checks in it
-    (`has_torch_function`) say no by themselves: Dynamo asks the arguments there, and no modes. All
-    names are torch's own, so that Dynamo guards on them as it does without us.
+    The copy has the same code, but Dynamo calls no mode for it. The checks in the code
+    (`has_torch_function`) return False: in a trace they look at the arguments, and not at modes.
+    The copy uses torch's own globals, so Dynamo guards on them as it does without regrad.
 
-    None for functions that Dynamo cannot look into. They are single nodes of its graphs, and are
-    watched as such.
+    Return None for functions into which Dynamo cannot trace. They are single nodes of its graphs,
+    and regrad watches these nodes.
     """
     code = function.__code__
     dispatches = code.co_filename.endswith("_jit_internal.py") or (
@@ -251,20 +257,20 @@ def traced_body(function: Any) -> Callable[..., Any] | None:
 
 
 fake_mode: Any = COMPILING.part(
-    "torch._guards.detect_fake_mode", "nothing public tells that tensors have no values, as those "
-    "have with which a program is tried out", lambda found: found() is None,
+    "torch._guards.detect_fake_mode", "no public API identifies the fake tensors with which "
+    "torch.compile runs a program", lambda found: found() is None,
     missing=lambda: None,
 )  # fmt: skip
 
 
 def graph_break(why: str) -> Exception:
-    """Return the error by which a trace ends, for what comes next to run as it is."""
-    return COMPILING.part("torch._dynamo.exc.Unsupported", "nothing public ends a trace")(why)
+    """Return the error that ends a trace, so that the next code runs in Python."""
+    return COMPILING.part("torch._dynamo.exc.Unsupported", "no public API ends a trace")(why)
 
 
 _proxy_mode: Any = COMPILING.part(
-    "torch.fx.experimental.proxy_tensor.get_proxy_mode", "nothing public tells that ops are "
-    "written into a program", lambda found: found() is None, missing=lambda: None,
+    "torch.fx.experimental.proxy_tensor.get_proxy_mode", "no public API shows that ops are "
+    "traced into a program", lambda found: found() is None, missing=lambda: None,
 )  # fmt: skip
 _FASTER = "`get_proxy_mode` takes four times as long"
 _PROXY: Any = COMPILING.part(
@@ -274,7 +280,7 @@ _mode_of: Any = COMPILING.part(
     "torch._C._get_dispatch_mode", _FASTER, lambda found: found(_PROXY) is None,
     missing=False, needed=False,
 )  # fmt: skip
-_INFRA = "_ModeStackStateForPreDispatch__infra_modes"  # a list that is written to in place
+_INFRA = "_ModeStackStateForPreDispatch__infra_modes"  # a list that torch changes in place
 _modes_before: Any = COMPILING.part(
     "torch._ops.mode_stack_state_for_pre_dispatch", "its `get` takes four times as long",
     lambda found: getattr(found(), _INFRA)[0] is None is found().get(0),
@@ -284,7 +290,7 @@ _before: Any = getattr(_modes_before(), _INFRA) if _modes_before else ()
 
 
 def _is_traced() -> bool:
-    """Return whether the ops that run are being written into a program."""
+    """Return whether the running ops are being traced into a program."""
     return _before[0] is not None or _mode_of(_PROXY) is not None
 
 

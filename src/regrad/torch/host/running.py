@@ -1,12 +1,13 @@
-"""Whose code runs just now: that of an `autograd.Function`, of a compiled program, of a custom op.
+"""The code that currently runs: an `autograd.Function`, a compiled program, or a custom op.
 
-No mode is asked when a Function is applied, and code may hold its `apply` since it was imported.
-But `apply` looks up `forward` in the class at each call, with forward mode switched off. So while
-scopes are open, the class of all Functions answers for that name (`Told`): what it hands out to
-`apply` notes which Function runs, and with which arguments. Everybody else gets what is there.
+torch calls no mode when a program applies a Function, and code may hold a reference to `apply` from
+an import. But `apply` looks up `forward` in the class at each call, with forward mode disabled. So
+while scopes are open, the class of all Functions handles that lookup (`ForwardRecorder`). The
+function that `apply` finds records which Function runs and its arguments. All other lookups return
+the original.
 
-Forward mode being off also tells *that* a Function runs, which no note is needed for. If one began
-before the scope was opened, its frame is looked for; if none is found, the op is refused.
+Disabled forward mode alone also shows *that* a Function runs, without a record. If the Function
+began before the scope opened, regrad searches for its frame. If it finds none, the op raises.
 """
 
 from __future__ import annotations
@@ -31,41 +32,41 @@ Function = torch.autograd.Function
 Kind: Any = type(Function)  # the class of all Functions
 
 _has_forward_mode: Any = FUNCTIONS.part(
-    "torch._C._is_fwd_grad_enabled", "nothing public tells that a Function's forward pass runs",
+    "torch._C._is_fwd_grad_enabled", "no public API shows that a Function's forward pass runs",
     lambda found: found() is True,
 )  # fmt: skip
 
-# Where torch keeps the Functions of its compiled programs, and of regions in them.
+# The modules where torch keeps the Functions of compiled programs, and of regions in them.
 _PROGRAMS = ("torch._functorch._aot_autograd", "torch._higher_order_ops")
 
 
 class Applied(NamedTuple):
-    """A Function whose forward pass runs; None for torch itself, which has just left one."""
+    """A Function whose forward pass runs; `function` is None for torch, after a Function's end."""
 
     function: Any
     args: Sequence[Any]
     ctx: Any = None
 
     def wants_gradient(self) -> bool:
-        """Return whether a gradient is wanted of any of its arguments."""
+        """Return whether one of the arguments requires a gradient."""
         if self.ctx is not None:
             return any(self.ctx.needs_input_grad)
         return wants_gradient(self.args)
 
 
-# The same as `apply` has it: the Function, and its arguments by place and by name.
+# The Function in `apply`, and its positional and keyword arguments.
 _APPLIED: ContextVar[tuple[Any, Any, Any] | None] = ContextVar("regrad_torch_applied", default=None)
 # The results of the Function whose forward pass ended last, by identity.
 _RETURNED: ContextVar[Sequence[int]] = ContextVar("regrad_torch_returned", default=())
 
 
 def wants_gradient(values: Sequence[Any]) -> bool:
-    """Return whether a gradient is wanted of any of these."""
+    """Return whether one of these values is a tensor that requires a gradient."""
     return any(isinstance(x, torch.Tensor) and unwrap(x).requires_grad for x in values)
 
 
 def applied() -> Applied | None:
-    """Return the Function in whose forward pass we are; None outside of any."""
+    """Return the Function whose forward pass is running; None outside of Functions."""
     if torch.is_grad_enabled():
         return None
     if (told := _APPLIED.get()) is not None:
@@ -83,13 +84,13 @@ def applied() -> Applied | None:
             return Applied(None, ())
     raise PassedOverError(
         "an overridden op ran in the forward pass of an autograd.Function that began before the "
-        "scope was opened: its own backward pass decides, so that the rule would never run. Open "
-        "the scope around the Function, or do without the Function."
+        "scope opened. The Function's own backward pass defines the gradient, so the rule would "
+        "never run. Open the scope around the Function, or do without the Function."
     )
 
 
 def _frames() -> Iterator[FrameType]:
-    """Yield the frames of the code that runs, innermost first."""
+    """Yield the frames of the running code, the innermost first."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         yield frame
@@ -99,15 +100,15 @@ def _frames() -> Iterator[FrameType]:
 WATCHING: list[Any] = []  # the open scopes whose reports list Functions without a rule
 
 
-class Told:
-    """`forward` of every Function: for `apply`, what notes that it runs.
+class ForwardRecorder:
+    """A descriptor for `forward` of every Function, which records the Functions that `apply` runs.
 
-    It stands in the class of the Functions while a scope is open, where Python asks it before it
-    looks into a Function's own class.
+    It is an attribute of the class of Functions while a scope is open. Python looks it up before it
+    searches a Function's own class.
     """
 
     def __init__(self, note: Callable[[Any, Sequence[Any]], None]) -> None:
-        self.note = note  # of a Function that autograd records, and its arguments
+        self.note = note  # receives a Function that autograd records, and its arguments
 
     def __get__(self, function: Any, kind: Any = None) -> Any:
         if function is None:
@@ -117,7 +118,7 @@ class Told:
             return forward
 
         def run(*args: Any, **options: Any) -> Any:
-            if WATCHING and _APPLIED.get() is None:  # (not inside of another)
+            if WATCHING and _APPLIED.get() is None:  # (not inside another Function)
                 # (`forward` with a context shows whether autograd records)
                 ctx = args[0] if args else None
                 recorded = ctx.next_functions if isinstance(ctx, BackwardCFunction) else args
@@ -134,13 +135,13 @@ class Told:
         return run
 
     def __set__(self, function: Any, value: Any) -> None:
-        self._aside(setattr, function, "forward", value)
+        self._without_descriptor(setattr, function, "forward", value)
 
     def __delete__(self, function: Any) -> None:
-        self._aside(delattr, function, "forward")
+        self._without_descriptor(delattr, function, "forward")
 
-    def _aside(self, change: Callable[..., None], *args: Any) -> None:
-        """Step aside while a Function's own class is changed: Python has no other way past us."""
+    def _without_descriptor(self, change: Callable[..., None], *args: Any) -> None:
+        """Remove the descriptor during a change of a Function; Python would call it otherwise."""
         del Kind.forward
         try:
             change(*args)
@@ -149,28 +150,28 @@ class Told:
 
 
 def entrances(note: Callable[..., None]) -> list[tuple[Any, str, Callable[[Any], Any]]]:
-    """Return the functions to replace in open scopes, in order to know which Function runs."""
-    return [] if Kind is type else [(Kind, "forward", lambda old: Told(note))]
+    """Return the functions to replace in open scopes, so that regrad knows the running Function."""
+    return [] if Kind is type else [(Kind, "forward", lambda old: ForwardRecorder(note))]
 
 
 def _written(function: Any) -> Any:
-    """Return the Function that somebody wrote, in the place of which torch.func runs others."""
+    """Return the user's Function behind a Function that torch.func runs in its place."""
     while function.__module__ == "torch._functorch.autograd_function":
         found = inspect.getclosurevars(find_forward(function)).nonlocals.get("autograd_function")
-        if found is None:  # (it is listed by the name that it has)
+        if found is None:  # (the report lists it under its current name)
             break
         function = found
     return function
 
 
 class Silent(Kind):
-    """The class of Functions of ours, which nobody needs to be told of."""
+    """The class of regrad's own Functions, which regrad does not record."""
 
     forward = None
 
 
 def find_forward(function: Any) -> Any:
-    """Return the forward pass of a Function, whoever asks."""
+    """Return the forward pass of a Function, without the descriptor `ForwardRecorder`."""
     for kind in function.__mro__:
         if (found := kind.__dict__.get("forward")) is not None:
             return found.__get__(None, function)
@@ -181,17 +182,17 @@ function_of = attrgetter("_forward_cls")  # the Function that a node of autograd
 
 
 def redirect(ctx: Any, function: Any) -> None:
-    """Have the node that a Function makes ask another Function for the backward pass."""
+    """Make the node that a Function creates call another Function's backward pass."""
     ctx._forward_cls = function
 
 
 def backward_of(function: Any) -> Any:
-    """Return the class of the nodes that a Function makes."""
+    """Return the class of the nodes that a Function creates."""
     return function._backward_cls
 
 
 FUNCTIONS.part(
-    "torch.autograd.function.BackwardCFunction", "only `_forward_cls` tells a node's Function",
+    "torch.autograd.function.BackwardCFunction", "only `_forward_cls` has a node's Function",
     lambda _: function_of(backward_of(Function)) is Function,
 )  # fmt: skip
 
@@ -205,8 +206,8 @@ def is_program(function: Callable[..., Any]) -> bool:
 
 
 def in_program() -> bool:
-    """Return whether a program of torch.compile runs, of what a backward pass runs."""
-    if "torch._functorch.aot_autograd" not in sys.modules:  # (which torch.compile imports)
+    """Return whether a program of torch.compile runs inside the current backward pass."""
+    if "torch._functorch.aot_autograd" not in sys.modules:  # (torch.compile imports it)
         return False
     frame: Any = sys._getframe(1)
     while frame is not None:
@@ -219,7 +220,7 @@ def in_program() -> bool:
 def in_checkpoint() -> bool:
     """Return whether code runs that torch.utils.checkpoint will run again.
 
-    (Only asked where what tells us of it is lost.)
+    (Only called if regrad has lost its access to checkpoints.)
     """
     module = "torch.utils.checkpoint"
     hooks = _saved_tensors_hooks(True) or ()
@@ -229,25 +230,25 @@ def in_checkpoint() -> bool:
 
 
 def keeps_elsewhere() -> bool:
-    """Return whether somebody (a checkpoint, say) keeps what autograd saves, in a way of theirs."""
+    """Return whether hooks (for example of a checkpoint) handle the tensors that autograd saves."""
     return bool(_saved_tensors_hooks(True))
 
 
 _saved_tensors_hooks: Any = CHECKPOINTS.part(
-    "torch._C._autograd._top_saved_tensors_default_hooks", "nothing public tells which hooks are"
+    "torch._C._autograd._top_saved_tensors_default_hooks", "no public API shows which hooks are"
     " set", lambda found: found(True) is None, missing=lambda _: None, needed=False,
 )  # fmt: skip
 
 
-def is_made_by_hand() -> bool:
-    """Return whether a program runs that functorch.compile made once and for all."""
+def in_aot_function() -> bool:
+    """Return whether a program runs that functorch.compile compiled once for all scopes."""
     codes = (frame.f_code for frame in _frames())
     made = (code for code in codes if code.co_name == "returned_function")
     return any(code.co_filename.endswith("aot_autograd.py") for code in made)
 
 
 def is_called_by_inductor() -> bool:
-    """Return whether what a function of ours replaces (see `replacing`) is called by inductor."""
+    """Return whether inductor calls the function that regrad has replaced (see `replacing`)."""
     return sys._getframe(3).f_globals.get("__name__", "").startswith("torch._inductor")
 
 
@@ -255,39 +256,39 @@ def is_called_by_inductor() -> bool:
 
 _MADE_OF_OTHERS = "CompositeImplicitAutograd"
 _has_kernel: Any = CUSTOM_OPS.part(
-    "torch._C._dispatch_has_kernel_for_dispatch_key", "nothing public tells which ops are made of "
-    "others, and so each is watched", lambda found: found("aten::square", _MADE_OF_OTHERS) is True,
+    "torch._C._dispatch_has_kernel_for_dispatch_key", "no public API shows which ops are composite,"
+    " so regrad watches each", lambda found: found("aten::square", _MADE_OF_OTHERS) is True,
     missing=lambda *_: True, needed=False,
 )  # fmt: skip
 
 
 def is_single(packet: Any) -> bool:
-    """Return whether the overloads of an ATen op are dispatched as they are, not as other ops."""
+    """Return whether every overload of an ATen op dispatches once, and not as several ops."""
     return not any(_is_made_of_others(getattr(packet, each)) for each in packet.overloads())
 
 
 def _is_made_of_others(overload: Any) -> bool:
     try:
         return _has_kernel(overload.name(), _MADE_OF_OTHERS)
-    except RuntimeError:  # it is TorchScript's alone
+    except RuntimeError:  # the overload exists only in TorchScript
         return False
 
 
 Overload: type = type(torch.ops.aten.add.Tensor)
 Packet: type = type(torch.ops.aten.add)
 Operator: Any = COMPILING.part(
-    "torch._ops.HigherOrderOperator", "nothing public tells an operator of functions from others",
+    "torch._ops.HigherOrderOperator", "no public API distinguishes higher-order operators",
     lambda found: isinstance(torch.ops.higher_order.cond, found), missing=(),
 )  # fmt: skip
 _definition: Any = CUSTOM_OPS.part(
-    "torch.library._maybe_get_opdef", "the holder of an op alone has its definition",
+    "torch.library._maybe_get_opdef", "only the holder of an op has its definition",
     lambda found: found("aten::add") is None,
 )  # fmt: skip
 
 
 @cache
-def gives_views(name: str) -> bool:
-    """Return whether a function of a name may return a view: ATen's schemas say so, and ours."""
+def returns_views(name: str) -> bool:
+    """Return whether a function may return a view, by ATen's schemas and regrad's own list."""
     packet: Any = getattr(torch.ops.aten, name, None)
     if not isinstance(packet, Packet):
         return name in ("__get__", "__getitem__")
@@ -297,7 +298,7 @@ def gives_views(name: str) -> bool:
 
 
 def custom_op(key: Any) -> Any:
-    """Return the overload behind a custom op, in any of its forms; None for anything else."""
+    """Return the overload of a custom op in any of its forms; None for anything else."""
     key = getattr(key, "_opoverload", key)
     if isinstance(key, Packet):
         key = getattr(key, "default", None)
@@ -306,20 +307,20 @@ def custom_op(key: Any) -> Any:
 
 
 _definitions: Any = CUSTOM_OPS.part(
-    "torch._library.custom_ops.OPDEFS", "nothing public lists custom ops, so that no name is a key",
+    "torch._library.custom_ops.OPDEFS", "no public API lists custom ops, so names are not keys",
     lambda found: hasattr(found, "items"), missing={}, needed=False,
 )  # fmt: skip
 
 
 def ops_named(name: str) -> list[Any]:
-    """Return the custom ops of a name, with their namespace or without."""
+    """Return the custom ops with a name, with or without their namespace."""
     every = [custom_op(d) for n, d in _definitions.items() if name in (n, n.partition("::")[2])]
     return [op for op in every if op is not None]
 
 
 @cache
 def forms_of(function: Any) -> list[dict[str, Any]]:
-    """Return the parameters of a torch function, with their defaults, in each of its forms."""
+    """Return the parameters of a torch function with their defaults, for each of its forms."""
     if inspect.isfunction(function):
         found = inspect.signature(function).parameters.values()
         return [{_TORCHS.get(p.name, p.name): p.default for p in found}]
@@ -330,11 +331,11 @@ def forms_of(function: Any) -> list[dict[str, Any]]:
     return [{_TORCHS.get(a.name, str(a.name)): a.default_value for a in each} for each in schemas]
 
 
-_TORCHS: dict[Any, str] = {"self": "input"}  # what torch's functions call the parameter of a schema
+_TORCHS: dict[Any, str] = {"self": "input"}  # parameters of schemas, and torch's names for them
 
 
 def body_of(func: Any) -> Callable[..., Any] | None:
-    """Return the Python function behind a custom op, of which the overload or the packet runs."""
+    """Return the Python function of a custom op, from its overload or packet."""
     func = custom_op(func) if isinstance(func, Overload | Packet) else None
     if func is None or func.namespace == "regrad":
         return None
@@ -343,13 +344,13 @@ def body_of(func: Any) -> Callable[..., Any] | None:
 
 
 _keeps_numbers: Any = SCRIPTS.part(
-    "torch._C._should_allow_numbers_as_tensors", "nothing public tells which ops take numbers",
+    "torch._C._should_allow_numbers_as_tensors", "no public API shows which ops accept numbers",
     lambda found: found("add") is True and found("relu") is False,
 )  # fmt: skip
 
 
 def with_tensors(func: Any, args: Sequence[Any]) -> Sequence[Any]:
-    """Return arguments as an op takes them: modes get TorchScript's constants as numbers."""
+    """Return arguments in an op's types; modes receive TorchScript's constants as numbers."""
     if _keeps_numbers(func.overloadpacket.__name__):
         return args
     pairs = zip(args, func._schema.arguments, strict=False)
@@ -364,7 +365,7 @@ def _as_tensor(x: torch.Tensor | complex | None) -> Any:
 
 
 def inlined(program: Any) -> Any:
-    """Return the graph of a TorchScript program, with the functions that it calls in it."""
+    """Return the graph of a TorchScript program, with the functions that it calls inlined."""
     graph = program.graph.copy()
     _inline(graph)
     return graph

@@ -1,6 +1,6 @@
-"""Seeing the gradients of PyTorch models: what `regrad.inspection` has, for models as they stand.
+"""The tools of `regrad.inspection` for the gradients of unmodified PyTorch models.
 
-While one of the tools runs a function, a mode notes what each torch function wrote into autograd's
-graph, and hooks on those nodes look on as the backward pass runs. A note lives with its node, and
-no tensor is held; all hooks are taken off when the tool is done. Nothing is installed otherwise.
+While a tool runs a function, a mode records the nodes that each torch function added to autograd's
+graph, and hooks on these nodes observe the backward pass. A note lives as long as its node, and
+holds no tensor. The tool removes all hooks at its end. Outside of the tools, nothing is installed.
 """

@@ -1,4 +1,4 @@
-"""Tensors as tools look at them: as arrays of NumPy, and with their gradients."""
+"""Tensors in the form that the tools use: as NumPy arrays, and with statistics of gradients."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from regrad.torch.bridge import is_differentiable
 from regrad.torch.host import DisableTorchFunction, is_transformed, version_of
 from regrad.torch.nodes import tensors
 
-RECENT = 256  # gradients whose figures are remembered: one leaves an op and arrives at the next
+RECENT = 256  # cached figures of gradients: a gradient leaves one op and arrives at the next
 
 
 def is_float(x: Any) -> bool:
@@ -27,26 +27,26 @@ def is_float(x: Any) -> bool:
 
 
 def floats(values: Any) -> list[torch.Tensor]:
-    """The tensors among some values that may have gradients."""
+    """Return the tensors among some values that may have gradients."""
     return [x for x in tensors((values,)) if is_float(x)]
 
 
 def wide(x: torch.Tensor) -> torch.Tensor:
-    """A tensor in double precision, if it holds floats."""
+    """Return a float tensor in double precision; other tensors unchanged."""
     if not is_float(x):
         return x
     return x.to(torch.complex128 if x.is_complex() else torch.float64)
 
 
 def without_history(value: Any) -> Any:
-    """The same with all tensors cut off from the graph behind them."""
+    """Return a value with all tensors detached from their graphs."""
     leaves, rebuild = containers.flatten(value)
     with DisableTorchFunction():
         return rebuild([x.detach() if isinstance(x, torch.Tensor) else x for x in leaves])
 
 
 def as_array(x: torch.Tensor) -> np.ndarray:
-    """A tensor as an array that NumPy can compute with."""
+    """Return a tensor as an array that NumPy can compute with."""
     with torch.no_grad(), DisableTorchFunction():
         x = x.detach().resolve_conj().resolve_neg().cpu()
         if x.dtype == torch.bfloat16 or (x.is_floating_point() and x.element_size() == 1):
@@ -56,7 +56,7 @@ def as_array(x: torch.Tensor) -> np.ndarray:
 
 @contextmanager
 def at_rest(seed: int) -> Generator[None]:
-    """A block in which random numbers are the same each time, and torch's generator is kept."""
+    """Use the same random numbers in each block, and restore torch's generator at the end."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         yield
@@ -66,14 +66,14 @@ def at_rest(seed: int) -> Generator[None]:
 
 
 def figures_of(g: torch.Tensor) -> Numbers | Callable[[], Numbers]:
-    """The figures of a gradient; of one on a device, a function that waits for them."""
+    """Return the figures of a gradient; for a gradient on a device, a function that waits."""
     shape, dtype = tuple(g.shape), str(g.dtype).removeprefix("torch.")
     if g.layout is not torch.strided:
         g = g.coalesce().values() if g.layout is torch.sparse_coo else g.values()
     wrapped = is_transformed()  # (by torch.func: NumPy cannot read it)
     if not g.numel() or (g.is_cpu and not wrapped):
         found = numbers_of(as_array(g))
-        zeros = math.prod(shape) - found.size + found.zeros  # (those that are not stored, too)
+        zeros = math.prod(shape) - found.size + found.zeros  # (includes the zeros not stored)
         return replace(found, shape=shape, dtype=dtype, zeros=zeros)
     half = g.dtype in (torch.float16, torch.bfloat16)
     norm = torch.linalg.vector_norm(g, dtype=torch.float32 if half else None)
@@ -89,13 +89,13 @@ def figures_of(g: torch.Tensor) -> Numbers | Callable[[], Numbers]:
 
 
 class Measures:
-    """Takes figures, and remembers those of the last gradients without keeping these."""
+    """Computes figures, and caches the figures of the last gradients without the gradients."""
 
     def __init__(self) -> None:
         self.recent: dict[int, tuple[Any, int, Any]] = {}
 
     def of(self, g: Any) -> Numbers | Callable[[], Numbers] | None:
-        """The figures of a gradient; None for none."""
+        """Return the figures of a gradient; None for None."""
         if not isinstance(g, torch.Tensor) or g.is_nested:
             return None
         known = self.recent.get(id(g))

@@ -1,4 +1,4 @@
-"""`check_gradients` for PyTorch: against differences, and op by op on the path."""
+"""`check_gradients` for PyTorch: against differences, and for each op on the path."""
 
 from __future__ import annotations
 
@@ -42,26 +42,27 @@ def gradient_report(
     """Compare the gradients of `f` at `args` with differences, to the given order.
 
     Args:
-        f: A function of tensors, or a module, that returns a tensor or a container of them. Its
-            parameters, and those of modules that it is given or reads from outside, are checked
-            as well. It is run in float64, with other tensors in the place of its parameters and
-            buffers, which are not changed; and with the same random numbers each time.
-        args: Its arguments. Tensors of floats are differentiated; all else is passed on.
-        order: 1 checks the gradient, 2 also the gradient of the gradient, by the arguments and by
-            the gradient that arrives (`dy` in findings; `dy2` is what arrives at order 2), and so
-            on. The first order that is wrong is the last that is checked.
-        step: The largest step, the same for all; by default relative to each element.
-        rtol: Tolerance relative to the numbers compared, by default 1e-6.
-        atol: Absolute tolerance, by default 0. The rounding of f is allowed for anyway.
-        seed: Of the random directions, and of torch's generator whenever f runs.
+        f: A function of tensors, or a module, that returns a tensor or a container of tensors. The
+            check includes the parameters of f, of modules among its arguments, and of modules that
+            it reads from outside. f runs in float64, with other tensors in place of its parameters
+            and buffers, which stay unchanged, and with the same random numbers each time.
+        args: Its arguments. The check differentiates float tensors; it passes other arguments
+            unchanged.
+        order: 1 checks the gradient. 2 also checks the gradient of the gradient, with respect to
+            the arguments and the incoming gradient (`dy` in findings; `dy2` is the incoming
+            gradient at order 2), and so on. The check stops after the first wrong order.
+        step: The largest step, the same for all elements; by default relative to each element.
+        rtol: Tolerance relative to the compared numbers, by default 1e-6.
+        atol: Absolute tolerance, by default 0. The check allows for the rounding of f in any case.
+        seed: The seed of the random directions, and of torch's generator whenever f runs.
 
     Returns:
-        A `GradientReport`. Forward mode is checked where all that f runs has it. `causes` are the
-        rules that are wrong by themselves: each `autograd.Function`, custom gradient and override
-        on the path is checked alone, on what it was given there; and each op whose gradient in
-        its place is not the one that it has alone has read a value that was changed meanwhile.
-        The kind of error is told where it shows: a factor, a sign, a transposed gradient, a
-        missing sum, inputs mixed up, a stale value.
+        A `GradientReport`. It includes forward mode if everything that f runs supports it. `causes`
+        are the rules that are wrong by themselves. For this the report checks each
+        `autograd.Function`, custom gradient and override on the path separately, on its arguments
+        there. An op whose gradient in the run differs from its gradient in a separate run has read
+        a value that changed in between. The report names the kind of error where it can: a factor,
+        a sign, a transposed gradient, a missing sum, swapped inputs, a stale value.
 
     Raises:
         ArgumentError: f is not callable, or there is nothing to check.
@@ -84,8 +85,8 @@ def gradient_report(
     floats = Floats(f, args, "check_gradients")
     if not floats.xs:
         raise ArgumentError(
-            "check_gradients: there is no torch tensor of floats, so no gradient. For functions "
-            "of regrad's Tensors there is regrad.testing.check_gradients."
+            "check_gradients: there is no float tensor of torch, so there is no gradient. For "
+            "functions of regrad's Tensors use regrad.testing.check_gradients."
         )
     library = TorchArrays(seed)
     report = checked(library, floats, floats.xs, floats.names, order, settings)
@@ -97,19 +98,19 @@ def check_gradients() -> None:
     """Check the gradients of `f` at `args` against differences, to the given order.
 
     Args:
-        f: A function of tensors, or a module, as `gradient_report` takes it.
+        f: A function of tensors, or a module, as for `gradient_report`.
         args: Its arguments.
         order: 1 to 3, or more.
         step: The largest step of the differences; by default relative to each element.
-        rtol: Tolerance relative to the numbers compared, by default 1e-6.
+        rtol: Tolerance relative to the compared numbers, by default 1e-6.
         atol: Absolute tolerance, by default 0.
-        seed: Of the random directions, and of torch's generator whenever f runs.
+        seed: The seed of the random directions, and of torch's generator whenever f runs.
 
     Raises:
-        GradientCheckError: `gradient_report`, which takes the same arguments, finds something.
-            The message names order, input, element and numbers, the rules that are wrong by
-            themselves, with their lines, and what kind of error it looks like.
-        ArgumentError: there is nothing to check: no floats, no elements, or no finite values.
+        GradientCheckError: `gradient_report`, which takes the same arguments, has a finding. The
+            message names the order, input, element and numbers, the rules that are wrong by
+            themselves with their lines, and the likely kind of error.
+        ArgumentError: There is nothing to check: no floats, no elements, or no finite values.
 
     >>> import torch
     >>> import regrad.torch
@@ -119,17 +120,17 @@ def check_gradients() -> None:
 
 
 def check_callable(f: Any, api: str) -> None:
-    """Raise unless a tool was given a function or a module."""
+    """Raise unless the argument of a tool is a function or a module."""
     if not callable(f) or (isinstance(f, type) and issubclass(f, torch.nn.Module)):
         got = f"the class {f.__name__}" if isinstance(f, type) else kind(f)
         raise ArgumentError(f"{api} takes a function or a module of torch tensors, got {got}")
 
 
-# -- the function, as one of a flat list of tensors -----------------------------------------------
+# -- the function, with a flat list of tensors ----------------------------------------------------
 
 
 class _Holder(Unseen):
-    """Modules together, so that the parameters of all can be replaced for one call."""
+    """Modules together, so that one call can replace the parameters of all."""
 
     def __init__(self, modules: Sequence[nn.Module]) -> None:
         super().__init__()
@@ -142,9 +143,9 @@ class _Holder(Unseen):
 class Floats:
     """A function of tensors with the floats that it depends on, in double precision.
 
-    These are the tensors among its arguments, and the parameters of the modules that it is, is
-    given, or reads from outside. Nothing of the modules is changed: other tensors take the place
-    of their parameters and buffers while the function runs.
+    The floats are the tensors among its arguments, and the parameters of modules: f itself, modules
+    among the arguments, and modules that it reads from outside. The modules stay unchanged. Other
+    tensors replace their parameters and buffers while the function runs.
     """
 
     def __init__(self, f: Callable[..., Any], args: Sequence[Any], api: str) -> None:
@@ -162,7 +163,7 @@ class Floats:
         for p in self.holder.parameters():
             if isinstance(p, nn.parameter.UninitializedParameter):
                 raise ArgumentError(
-                    f"{api}: {shown[id(p)]} has no value yet; call the module once before"
+                    f"{api}: {shown[id(p)]} has no value yet; call the module once first"
                 )
         named = {n: p for n, p in self.holder.named_parameters() if p.requires_grad}
         self.keys: list[str] = list(named)
@@ -172,7 +173,7 @@ class Floats:
         self.xs: list[torch.Tensor] = [wide(x.detach()) for x in every]
 
     def __call__(self, xs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """The floats among the results, for these."""
+        """Return the floats among the results, for these values."""
         count = len(self.places)
         leaves = containers.replaced(self.leaves, self.places, xs[:count])
         swapped = dict(zip(self.keys, xs[count:], strict=True))
@@ -186,13 +187,13 @@ class Floats:
             read = [name for name, x in self.outside.items() if is_float(x) and wide(x) is not x]
             if "dtype" in str(error) and read:
                 error.add_note(
-                    f"{self.api} runs f in float64, and f reads {', '.join(read)} from "
+                    f"{self.api} runs f in float64, but f reads {', '.join(read)} from "
                     "outside, in another precision: pass it as an argument"
                 )
             raise
         ys = floats(_opened(y))
         if not ys:
-            raise ArgumentError(f"{self.api}: f returned no tensor of floats, so no gradient")
+            raise ArgumentError(f"{self.api}: f returned no float tensor, so there is no gradient")
         return ys
 
 
@@ -204,14 +205,14 @@ def _opened(y: Any) -> Any:
 
 
 class TorchArrays(Library):
-    """PyTorch: pulls by autograd, pushes by forward mode where a function has it."""
+    """PyTorch: pulls by autograd, and pushes by forward mode if a function supports it."""
 
     array: Callable[..., Any] = staticmethod(as_array)
     zeros: Callable[..., Any] = staticmethod(torch.zeros_like)
     unruled = DisableTorchFunction
 
     def __init__(self, seed: int) -> None:
-        self.seed = seed  # of torch's generator in each run
+        self.seed = seed  # the seed of torch's generator in each run
 
     def compiled(self, f: Flat) -> Flat:
         def run(xs: Sequence[torch.Tensor]) -> list[Any]:
@@ -224,7 +225,7 @@ class TorchArrays(Library):
         return [torch.tensor(a, device=x.device) for a, x in zip(arrays, xs, strict=True)]
 
     def pull(self, f: Flat, xs: Sequence[torch.Tensor]) -> tuple[list[Any], Callable[..., Any]]:
-        # (what requires grad already is part of a function that is to be differentiated in turn)
+        # (if a tensor already requires grad, the caller will differentiate the result again)
         again = any(x.requires_grad for x in xs)
         xs = _watched(xs)
         ys = f(xs)
@@ -247,15 +248,15 @@ class TorchArrays(Library):
 
 
 def _watched(xs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """The same tensors, of which all require grad."""
+    """Return the same tensors, all with requires_grad."""
     return [x if x.requires_grad else x.detach().requires_grad_() for x in xs]
 
 
-# -- which op it is ------------------------------------------------------------------------------
+# -- finding the op --------------------------------------------------------------------------------
 
 
 class _Ops(Tool):
-    """Gathers the ops of a run, and the gradients that arrived at each and left it."""
+    """Collects the ops of a run, with their incoming and outgoing gradients."""
 
     keeps = "all"
     again = True
@@ -271,25 +272,25 @@ class _Ops(Tool):
         call = op.first
         if call in self.ops and (call is op or op.op_type == function_name(call.func)):
             copies = {name: dx.detach().clone() for name, dx in dxs if dx is not None}
-            del self.ops[call]  # (it is put behind the others: in the order of the backward pass)
+            del self.ops[call]  # (moves the op to the end: in the order of the backward pass)
             self.ops[call] = [dy.detach().clone() for dy in dys if dy is not None], copies
 
 
 def _causes(floats: Floats, order: int, settings: Settings) -> Iterator[Finding]:
-    """The ops on the path that are wrong by themselves, or in their place."""
+    """Yield findings on the ops on the path that are wrong by themselves, or in their place."""
     found: list[Finding] = []
     ops = recorded(floats, settings.seed)
     for op, passed in ops.items():
         alone = _alone(op, order, settings) if op.kind != "built-in" else []
         found += alone or (_stale(op, passed, settings.seed) if passed else [])
     yield from found
-    for op, passed in () if found else ops.items():  # torch's own may be wrong, at higher orders
+    for op, passed in () if found else ops.items():  # torch's own ops may be wrong at high orders
         if op.kind == "built-in" and passed and sum(x.numel() for x in op.xs) <= LARGEST:
             yield from _alone(op, order, settings)
 
 
 def recorded(floats: Floats, seed: int) -> dict[OpNote, Any]:
-    """The ops of one run, with what they were given and the gradients there."""
+    """Return the ops of one run, with their arguments and the gradients there."""
     tool = _Ops()
     looker = Looker(found_in(floats.f, (), {}), tool)
     xs = [x.detach().clone().requires_grad_() for x in floats.xs]
@@ -305,26 +306,26 @@ def recorded(floats: Floats, seed: int) -> dict[OpNote, Any]:
 
 
 def _alone(op: OpNote, order: int, settings: Settings) -> list[Finding]:
-    """The inputs of an op by which its rule is wrong."""
+    """Return findings on the inputs for which an op's rule is wrong by itself."""
     try:
         return wrong(TorchArrays(settings.seed), op, order, settings, forward=False)
     except Exception:
-        return []  # it cannot run by itself
+        return []  # the op cannot run by itself
 
 
 def _stale(op: OpNote, passed: tuple[list[Any], dict[str, Any]], seed: int) -> list[Finding]:
-    """The inputs by which an op's gradient in its place is not the one that it has alone."""
+    """Return findings on inputs whose gradient in the run differs from that in a separate run."""
     dys, dxs = passed
     try:
         xs = [x.detach().clone().requires_grad_() for x in op.xs]
         with at_rest(seed), torch.enable_grad():
-            held = [x.view_as(x) for x in xs]  # (what works in place may not change a leaf)
+            held = [x.view_as(x) for x in xs]  # (an in-place op must not change a leaf)
             ys = op.again(held)
         if [y.shape for y in ys] != [dy.shape for dy in dys] or _is_random(op, ys, seed):
             return []
         alone = zip(op.input_names, pulled(ys, xs, dys), strict=True)
     except Exception:
-        return []  # it cannot run by itself
+        return []  # the op cannot run by itself
     found = []
     for name, dx in alone:
         there = dxs.get(name)
@@ -334,14 +335,14 @@ def _stale(op: OpNote, passed: tuple[list[Any], dict[str, Any]], seed: int) -> l
 
 
 def _is_random(op: OpNote, ys: Sequence[torch.Tensor], seed: int) -> bool:
-    """Return whether an op returns other results with other random numbers."""
+    """Return whether the results of an op depend on random numbers."""
     with at_rest(seed + 1), torch.no_grad():
         others = op.again(op.xs)
     return any(not torch.equal(y, other) for y, other in zip(ys, others, strict=True))
 
 
 def _differs(op: OpNote, name: str, there: np.ndarray, alone: np.ndarray) -> list[Finding]:
-    """Return the finding on a gradient, if it is not the same that the op has alone."""
+    """Return the finding on a gradient that differs from the gradient in a separate run."""
     scale = float(np.abs(alone).max(initial=0.0)) or 1.0
     gap = np.abs(there - alone)
     count = int((gap > 1e-6 * scale).sum())

@@ -1,4 +1,4 @@
-"""Which module runs: the path of each call of a module, and the names of parameters."""
+"""The running module: the path of each call of a module, and the names of parameters."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from regrad.core import containers
 
 
 def found_in(f: Any, args: Sequence[Any], options: Any) -> dict[str, Any]:
-    """The modules and tensors that a function is known to use, by name.
+    """Return the modules and tensors that a function uses, by name.
 
-    They are the function itself, its arguments, and what it reads from outside. The name of a
-    module that is the only one is "".
+    They are the function itself, its arguments, and the values that it reads from outside. If there
+    is only one module, its name is "".
     """
     held: dict[str, Any] = {}
     _add(held, "", getattr(f, "__self__", f))
@@ -37,13 +37,13 @@ def _add(held: dict[str, Any], name: str, value: Any) -> None:
 
 
 def argument_paths(args: Sequence[Any]) -> list[tuple[str, Any]]:
-    """The leaves of the arguments, with their paths."""
+    """Return the leaves of the arguments, with their paths."""
     args = tuple(args)
     return list(zip(containers.paths(args, "args"), containers.flatten(args)[0], strict=True))
 
 
 def _functions(f: Any) -> list[FunctionType]:
-    """The functions written in Python behind a callable: itself, and what it closes over."""
+    """Return the Python functions of a callable: itself, and the functions that it closes over."""
     f = getattr(f, "__func__", f)
     if not isinstance(f, FunctionType):
         return []
@@ -52,11 +52,11 @@ def _functions(f: Any) -> list[FunctionType]:
 
 
 def _outer(f: FunctionType) -> Iterator[tuple[str, Any]]:
-    """Return the values that a function reads from outside of it: (name, value)."""
+    """Yield the values that a function reads from outside, as (name, value)."""
     for name, cell in zip(f.__code__.co_freevars, f.__closure__ or (), strict=False):
         try:
             yield name, cell.cell_contents
-        except ValueError:  # (it is not yet set)
+        except ValueError:  # (the cell is still empty)
             continue
     for name in f.__code__.co_names:
         if name in f.__globals__:
@@ -64,34 +64,34 @@ def _outer(f: FunctionType) -> Iterator[tuple[str, Any]]:
 
 
 class Unseen(nn.Module):
-    """A module of ours around those of the user's."""
+    """A module of regrad that wraps the user's modules."""
 
 
 class ModulePaths:
-    """The place of the program in a model: a stack of the modules whose forward pass runs."""
+    """The current place in a model: a stack of the modules whose forward pass runs."""
 
     def __init__(self, held: dict[str, Any]) -> None:
         modules = {name: m for name, m in held.items() if isinstance(m, nn.Module)}
         alone = len(modules) == 1
         self.roots: dict[int, str] = {id(m): "" if alone else name for name, m in modules.items()}
         self.modules = modules
-        self.thread: int = get_ident()  # torch's hooks are asked in all threads
+        self.thread: int = get_ident()  # torch calls its hooks in all threads
         self.stack: list[tuple[Any, str]] = []
         self.known: dict[tuple[int, int], str] = {}
-        self.met: dict[int, nn.Module] = {}  # all that ran, by id
+        self.met: dict[int, nn.Module] = {}  # all modules that ran, by id
 
     @property
     def path(self) -> str:
-        """The path of the module that runs, "" outside of all."""
+        """The path of the running module; "" outside of modules."""
         return self.stack[-1][1] if self.stack else ""
 
     @property
     def seen(self) -> list[nn.Module]:
-        """All modules that are known, or ran."""
+        """All modules that were found or ran."""
         return [*self.modules.values(), *self.met.values()]
 
     def install(self) -> list[Any]:
-        """Have torch tell when a module begins and ends; return the handles."""
+        """Register hooks for the begin and the end of modules; return the handles."""
         return [
             register_module_forward_pre_hook(self._enter),
             register_module_forward_hook(self._leave, always_call=True),
@@ -120,7 +120,7 @@ class ModulePaths:
         return self.known[key]
 
     def _within_roots(self, module: nn.Module) -> str:
-        """The path of a module that is called from outside of its model."""
+        """Return the path of a module that was called from outside of its model."""
         for name, root in self.modules.items():
             for inner, each in root.named_modules():
                 if each is module:
@@ -138,7 +138,7 @@ class ModulePaths:
         return within or joined(path, type(module).__name__)
 
     def parameters(self) -> dict[int, str]:
-        """The names of the parameters and buffers of all known modules, by the tensors' ids."""
+        """Return the names of the parameters and buffers of all known modules, by tensor id."""
         alone = len(self.modules) == 1
         named: dict[int, str] = {}
         outer = [("" if alone else name, module) for name, module in self.modules.items()]
@@ -149,6 +149,6 @@ class ModulePaths:
 
 
 def joined(path: str, name: str) -> str:
-    """Two parts of a path; what torch.compile puts around a module is none."""
+    """Join two parts of a path, without the wrapper of torch.compile."""
     name = name.removeprefix("_orig_mod").removeprefix(".")
     return f"{path}.{name}" if path and name else path or name

@@ -1,4 +1,4 @@
-"""Names of ops and of their inputs: torch's functions, autograd's nodes, and Functions of users."""
+"""Names of ops and their inputs: torch's functions, autograd's nodes, and users' Functions."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from regrad.torch.host import is_leaf, number_of
 from regrad.torch.host.running import Overload, Packet
 from regrad.torch.optypes import families, spellings
 
-# Nodes that torch's functions put around those that compute.
+# Nodes of auxiliary ops, which torch's functions run before or after the ops that compute.
 AROUND = frozenset(
     {"t", "view", "unsafe_view", "transpose", "permute", "unsqueeze", "squeeze", "reshape_alias",
      "alias", "numpy_t", "expand", "clone", "to_copy", "slice", "select", "as_strided", "detach"}
 )  # fmt: skip
 
 
-# -- of ops --------------------------------------------------------------------------------------
+# -- names of ops --------------------------------------------------------------------------------
 
 
 @cache
 def function_name(func: Any) -> str:
-    """A torch function as its users know it: `relu`, `conv2d`, `linalg.norm`, `T`."""
+    """Return the public name of a torch function: `relu`, `conv2d`, `linalg.norm`, `T`."""
     if isinstance(func, Overload | Packet):
         return str(func).removeprefix("aten.").removesuffix(".default")
     name = getattr(func, "__name__", "") or str(func)
@@ -45,27 +45,27 @@ def function_name(func: Any) -> str:
 
 @cache
 def node_word(name: str) -> str:
-    """The op of a backward node: `log_softmax` of `LogSoftmaxBackward0`."""
+    """Return the op of a backward node: `log_softmax` for `LogSoftmaxBackward0`."""
     bare = re.sub(r"Backwards?\d*$", "", name).rpartition("::")[2]
     words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", bare).lower()
     return re.sub(r"(\d)_d\b", r"\1d", words)
 
 
 def spelled(op_type: str) -> str:
-    """Return torch's name for an op type; the type itself where it has no name for it."""
+    """Return torch's name for an op type; the type itself if torch has no name for it."""
     family = families().get(op_type)
     return family.names[0] if family else op_type.rpartition(".")[2]
 
 
 @cache
 def op_type_of(func: Any) -> str:
-    """regrad's op type of a torch function, "" if it has none."""
+    """Return regrad's op type of a torch function; "" if it has none."""
     found = spellings().get(func)
     return "" if found is None else found.family.type
 
 
 def labels(func: Any, nodes: Sequence[Any]) -> list[str]:
-    """Return the names of the nodes that one call of a torch function made, the last first."""
+    """Return the names of the nodes that one call of a torch function created, the last first."""
     name = function_name(func)
     words = [node_word(node.name()) for node in nodes]
     if len(nodes) == 1:
@@ -77,7 +77,7 @@ def labels(func: Any, nodes: Sequence[Any]) -> list[str]:
     ]
 
 
-# -- of their inputs -----------------------------------------------------------------------------
+# -- names of inputs -----------------------------------------------------------------------------
 
 
 @cache
@@ -96,7 +96,7 @@ def parameters_of(func: Any) -> tuple[str, ...]:
 def named_tensors(
     func: Any, args: Sequence[Any], options: Any = None
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """The tensors among the arguments of a function, with their names."""
+    """Yield the tensors among the arguments of a function, with their names."""
     names = parameters_of(func)
     named = [(names[i] if i < len(names) else f"args[{i}]", x) for i, x in enumerate(args)]
     for name, value in [*named, *options.items()] if options else named:
@@ -109,22 +109,22 @@ def named_tensors(
 
 
 def key_of(node: Any) -> int | None:
-    """Return the key that tells a node from others: its number, or the id of its leaf."""
+    """Return the key that identifies a node: its number, or the id of its leaf."""
     if node is None:
         return None
     return id(node.variable) if is_leaf(node) else number_of(node)
 
 
 def source_of(x: torch.Tensor) -> tuple[int, int]:
-    """Return the key of the node that made a tensor, and which of the node's outputs it is.
+    """Return the key of the node that created a tensor, and the index of the node's output.
 
-    They are on the edges of the graph to the tensor. A tensor without history is its own key.
+    Both are on the edges of the graph to the tensor. A tensor without history is its own key.
     """
     return (id(x) if x.grad_fn is None else number_of(x.grad_fn)), x.output_nr
 
 
 def edge_name(edge: Any, nr: int, given: Sequence[tuple[str, tuple[int, int]]], made: Any) -> str:
-    """Return the name of an input of a node, by what its call was given, and the nodes it made."""
+    """Return the name of a node's input, from the call's arguments and the nodes it created."""
     if edge is None:
         return ""
     for name, source in given:

@@ -1,8 +1,8 @@
-"""The notes on an op: what it is called, whose rule it has, where it ran, and how to run it again.
+"""The notes on an op: its name, its rule and where it ran, with the data to run it again.
 
-A call of a torch function has one, and so has each node of autograd's graph: one call may have made
-several (`linear` of three axes: a product, a view, a transpose). An `autograd.Function` makes one
-node, so its call and its node share a note.
+A call of a torch function has a note, and each node of autograd's graph has one. A call may create
+several nodes (`linear` with three axes: a product, a view, a transpose). An `autograd.Function`
+creates one node, so its call and its node share a note.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from regrad.torch.seeing.names import named_tensors, spelled
 
 
 class OpNote(SeenOp):
-    """One op, as it was seen when it ran forward."""
+    """One op, as observed in the forward pass."""
 
     __slots__ = (
         "end", "func", "given", "inside", "leaves", "names", "origin", "override", "places",
@@ -45,32 +45,32 @@ class OpNote(SeenOp):
         origin: OpNote | None = None,
     ) -> None:  # fmt: skip
         super().__init__(op_type, line=line, path=path)
-        # a torch function, an `autograd.Function`, or a call under a rule of ours
+        # a torch function, an `autograd.Function`, or a `RuleCall` of regrad
         self.func: Any = func
-        self.origin: OpNote | None = origin  # of a node: the note of the call that made it
-        self.names: Sequence[str] = ()  # of the inputs, edge by edge
-        self.given: Sequence[tuple[str, tuple[int, int]]] = ()  # of a call: names and sources
-        self.start: int = 0  # of a call: the number of the next node before it, and after it
+        self.origin: OpNote | None = origin  # for a node: the note of the call that created it
+        self.names: Sequence[str] = ()  # the names of the inputs, edge by edge
+        self.given: Sequence[tuple[str, tuple[int, int]]] = ()  # for a call: names and sources
+        self.start: int = 0  # for a call: the number of the next node before it, and after it
         self.end: int = 0
-        self.inside: bool = False  # it ran in the forward pass of a Function
+        self.inside: bool = False  # whether it ran in the forward pass of a Function
         self.override: RuleCall | None = None
-        self.ruled: OpNote | None = None  # of a call: a Function in it whose rule is somebody's
+        self.ruled: OpNote | None = None  # for a call: a Function inside with a custom rule
 
     @property
     def first(self) -> OpNote:
-        """The note of the call that made the node, which knows what the call was given."""
+        """The note of the call that created the node; it has the arguments of the call."""
         return self.origin or self
 
     def name(self, edge: int) -> str:
         """Return the name of an input."""
         return self.names[edge] if edge < len(self.names) else f"input {edge}"
 
-    # -- whose rule it has -----------------------------------------------------------------------
+    # -- the rule of the op ----------------------------------------------------------------------
 
     def describe_function(self, node: Any) -> None:
-        """Say whose rule the node of an `autograd.Function` has.
+        """Record the rule of the node of an `autograd.Function`.
 
-        (This may change after its forward pass: a scope binds its rule then.)
+        (The rule may change after the forward pass, because a scope binds its rule then.)
         """
         function = function_of(node)
         if _is_twin(function, Overridden):
@@ -102,10 +102,10 @@ class OpNote(SeenOp):
         if call.layout is None and len(inputs) >= len(call.places) and named:
             self.names = [inputs[i].name for i in call.places if i < len(inputs)]
 
-    # -- the op by itself ------------------------------------------------------------------------
+    # -- separate runs of the op -----------------------------------------------------------------
 
     def hold(self, args: Sequence[Any], options: Any) -> None:
-        """Keep copies of what the op is given, so that it can be run again."""
+        """Keep copies of the op's arguments, for a later run of the op."""
         self.rebuild: Any
         leaves, self.rebuild = containers.flatten((tuple(args), options or {}))
         self.places: list[int] = [
@@ -117,7 +117,7 @@ class OpNote(SeenOp):
             ]
 
     def hold_function(self, first: Any, args: Sequence[Any]) -> None:
-        """Keep what a Function is given; of one of ours, what the call holds that it carries."""
+        """Keep a Function's arguments; for a Function of regrad, the arguments of its call."""
         if isinstance(first, RuleCall):
             self.func: Any = first
             self.hold(args[1:], {})
@@ -131,17 +131,17 @@ class OpNote(SeenOp):
 
     @property
     def is_held(self) -> bool:
-        """True if it can be run again."""
+        """True if the op can run again."""
         return hasattr(self, "leaves")
 
     @property
     def xs(self) -> list[torch.Tensor]:
-        """The tensors that are differentiated."""
+        """The tensors that the op differentiates."""
         return [self.leaves[i] for i in self.places]
 
     @property
     def input_names(self) -> list[str]:
-        """The names of the tensors that are differentiated."""
+        """The names of the tensors that the op differentiates."""
         if self.kind == "built-in":
             given = named_tensors(self.func, *self.rebuild(self.leaves))
         else:
@@ -159,12 +159,12 @@ class OpNote(SeenOp):
         return {"line": self.line, "path": self.path}
 
     def again(self, xs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Run the op by itself, under its rule."""
+        """Run the op separately, under its rule."""
         run = self.func
-        if self.override is not None:  # (its scope may still be open, and counts nothing here)
+        if self.override is not None:  # (a scope that is still open must not count this run)
             call = copy.copy(self.override)
             call.hit = call.at = call.total = None
-            run = partial(_unasked, call)
+            run = partial(_without_modes, call)
         elif isinstance(run, CustomTorchCall):
             run = custom_grad(run.f)
         elif isinstance(run, type):
@@ -172,9 +172,9 @@ class OpNote(SeenOp):
         return self._run(run, xs)
 
     def own(self, xs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Run the op by itself, with torch's own gradient."""
+        """Run the op separately, with torch's own gradient."""
         if self.override is not None:
-            return self._run(partial(_unasked, self.override.forward), xs)
+            return self._run(partial(_without_modes, self.override.forward), xs)
         if isinstance(custom := self.func, CustomTorchCall):
             run = lambda *args: unpack(  # noqa: E731
                 custom.custom.run(args, {}, _save_nothing), custom.name, torch.Tensor
@@ -191,36 +191,36 @@ class OpNote(SeenOp):
         return floats(run(*args, **options))
 
     def own_gradients(self, dys: Sequence[Any]) -> Sequence[torch.Tensor | None]:
-        """torch's own gradients of the op, for what arrived at it; None for no path."""
+        """Return torch's own gradients of the op, for incoming gradients; None without a path."""
         xs = [x.detach().clone().requires_grad_() for x in self.xs]
         with torch.enable_grad():
             ys = self.own([x.view_as(x) for x in xs])
             return pulled(ys, xs, [or_zeros(dy, y) for dy, y in zip(dys, ys, strict=False)])
 
     def true(self, dys: Sequence[Any]) -> list[tuple[str, torch.Tensor]]:
-        """The same by name, with zeros for none; nothing if nobody can tell."""
+        """Return the same gradients by name, with zeros for None; empty if that is impossible."""
         if not self.is_held:
             return []
         try:
             found = self.own_gradients(dys)
-        except Exception:  # its forward pass cannot be differentiated
+        except Exception:  # autograd cannot differentiate the forward pass
             return []
         found = [or_zeros(dx, x) for dx, x in zip(found, self.xs, strict=True)]
         return list(zip(self.input_names, found, strict=True))
 
 
 def name_of_rule(function: Any) -> str:
-    """Return the name under which an `autograd.Function` has its gradient: it may be `vjp`."""
+    """Return the name of an `autograd.Function`'s gradient method: `backward`, or `vjp`."""
     return "backward" if function.vjp is torch.autograd.Function.vjp else "vjp"
 
 
 def _is_twin(function: Any, other: Any) -> bool:
-    """Return whether a Function is one of ours, or its twin in torch's older form."""
+    """Return whether a Function is this Function of regrad, or its twin in torch's older form."""
     return function.backward is other.backward
 
 
-def _unasked(run: Callable[..., Any], *xs: torch.Tensor) -> Any:
-    """Run a call under a rule; its scope may still be open, and is not asked again."""
+def _without_modes(run: Callable[..., Any], *xs: torch.Tensor) -> Any:
+    """Run a call under a rule without modes, since its scope may still be open."""
     with DisableTorchFunction():
         return run(*xs)
 

@@ -1,4 +1,4 @@
-"""The tools of inspection for PyTorch models as they stand."""
+"""The inspection tools for unmodified PyTorch models."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from regrad.torch.seeing.names import key_of, op_type_of
 from regrad.torch.seeing.notes import OpNote, name_of_rule
 from regrad.torch.seeing.watching import Found, Looker, functions_of_python
 
-# What regrad's remedies are called, where it is not the op type of a torch function of that name.
+# The names of ops in regrad's list of cures, where they differ from the op type of the function.
 _CURE_OF = {
     "div": "RealDiv", "where": "SelectV2", "norm": "Norm", "linalg.vector_norm": "Norm",
     "linalg.norm": "Norm", "rpow": "Pow",
@@ -44,27 +44,27 @@ _CURE_OF = {
 
 @helpful("trace_gradients")
 def trace_gradients(f: Callable[..., Any]) -> Callable[..., GradientTrace]:
-    """Return a function that runs `f` and its backward pass, and tells what ran there.
+    """Return a function that runs `f` and its backward pass, and reports what ran.
 
     Args:
-        f: A function of tensors and anything else, or a module. It returns a tensor, or a
-            container with one loss (a scalar, or what is called `loss`); or it calls `backward()`
-            itself, and returns what it likes. A result that is not a scalar is taken with the
-            gradient 1 for each element.
+        f: A function of tensors and other arguments, or a module. It returns a tensor, or a
+            container with one loss (a scalar, or an entry named `loss`). Or it calls `backward()`
+            itself, and may return anything. For a result that is not a scalar, the incoming
+            gradient is 1 for each element.
 
     Returns:
-        A function of f's arguments that returns a `GradientTrace`, with a step for each node of
-        autograd's graph, in the order in which they ran: torch's function, its rule (built-in,
-        an override of a `regrad.torch` scope, or custom: an `autograd.Function`), the line of the
-        innermost code outside of torch that ran it, the path of the module, and figures of the
-        gradients that arrived and left. Gradients are taken by all parameters and arguments that
-        require grad; `.grad` is left as it is, unless f changes it. What torch.compile compiled
-        runs op by op. `trace.worst()` says what is most likely wrong, and `trace.cuts` has the
-        ops that passed no gradient on (`detach`, what ran under `no_grad`).
+        A function of f's arguments that returns a `GradientTrace`. The trace has a step for each
+        node of autograd's graph, in the order in which they ran: torch's function, its rule
+        (built-in, an override of a `regrad.torch` scope, or custom: an `autograd.Function`), the
+        line of the innermost code outside of torch that ran it, the path of the module, and
+        figures of the incoming and outgoing gradients. The tool computes gradients of all
+        parameters and arguments that require grad, and leaves `.grad` unchanged, unless f changes
+        it. Compiled code runs op by op. `trace.worst()` reports the most likely problem, and
+        `trace.cuts` has the ops that passed no gradient on (`detach`, ops under `no_grad`).
 
     Raises:
         ArgumentError: f is not callable.
-        GradientError: what f returned has no gradient, or holds several losses.
+        GradientError: The result of f has no gradient, or contains several losses.
 
     >>> import torch
     >>> import regrad.torch
@@ -81,22 +81,22 @@ def find_nan(f: Callable[..., Any]) -> Callable[..., NonFinite | None]:
     """Return a function that runs `f` forward and backward, and finds the first NaN or infinity.
 
     Args:
-        f: A function or module as `trace_gradients` takes it.
+        f: A function or module, as for `trace_gradients`.
 
     Returns:
-        A function of f's arguments that returns a `NonFinite`, or None if all is finite: the
-        torch function, the line of your code that ran it, the module, the element, what the
-        function was given there, and the usual cure. An argument or a parameter that is not
-        finite to begin with is reported as such.
+        A function of f's arguments that returns a `NonFinite`, or None if all values are finite.
+        The `NonFinite` has the torch function, the line of your code that ran it, the module, the
+        element, the arguments of the function there, and the usual cure. It also reports an
+        argument or parameter that is not finite at the start.
 
-        A NaN is reported wherever it first appears. An infinity that the program writes on
-        purpose (`masked_fill(mask, -inf)`), or that leads to no NaN, and to no result or gradient
-        that is not finite, is none of these.
+        The tool reports a NaN where it first appears. It does not report an infinity that the
+        program writes on purpose (`masked_fill(mask, -inf)`), or an infinity that leads to no NaN
+        and to no infinite result or gradient.
 
-        This is a tool for debugging: it keeps what every function was given, and waits for each.
+        Use the tool for debugging: it keeps the arguments of every function, and waits for each.
 
     Raises:
-        ArgumentError, GradientError: as `trace_gradients`.
+        ArgumentError, GradientError: As for `trace_gradients`.
 
     >>> import torch
     >>> import regrad.torch
@@ -109,22 +109,23 @@ def find_nan(f: Callable[..., Any]) -> Callable[..., NonFinite | None]:
 
 
 def gradient_path(f: Callable[..., Any], name: str) -> Callable[..., GradientPath]:
-    """Return a function that runs `f`, and tells how the gradient comes to one of its inputs.
+    """Return a function that runs `f` and reports how the gradient reaches one of its inputs.
 
     Args:
-        f: A function as `trace_gradients` takes it.
-        name: What to follow: an argument or a parameter by its name, `"args[0]"`,
-            `"layer1.weight"`, as the inputs of a trace have it.
+        f: A function, as for `trace_gradients`.
+        name: The input to follow: the name of an argument or a parameter, `"args[0]"`,
+            `"layer1.weight"`, as in the inputs of a trace.
 
     Returns:
-        A function of f's arguments that returns a `GradientPath`: the ops between the result and
-        the parameter, each with its rule and its line, the norms of the gradients that arrived and
-        that left towards it, and where it dies: where only zeros leave, or what is not finite, or
-        where it is cut off. Print it for a table.
+        A function of f's arguments that returns a `GradientPath`. The path has the ops between the
+        result and the parameter, each with its rule and line, and the norms of the incoming
+        gradients and of the gradients that leave towards the parameter. It also shows where the
+        gradient dies: where only zeros or non-finite values leave, or where an op cuts it off.
+        Print it for a table.
 
     Raises:
-        ArgumentError: f is not differentiated by anything of that name.
-        GradientError: as `trace_gradients`.
+        ArgumentError: f has no differentiated input of that name.
+        GradientError: As for `trace_gradients`.
 
     >>> import torch
     >>> import regrad.torch
@@ -144,29 +145,31 @@ def compare_gradients(
     rtol: float = RTOL,
     seed: int = 0,
 ) -> Callable[..., GradientComparison]:
-    """Return a function that compares two gradients: of `f`, and of the same function otherwise.
+    """Return a function that compares the gradient of `f` with another gradient of the function.
 
     Args:
-        f: A function or module, as `trace_gradients` takes it.
-        other: `"true"`: f itself with torch's own gradients: without the rules of scopes, and
-            with what autograd makes of the forward passes of Functions and custom gradients.
+        f: A function or module, as for `trace_gradients`.
+        other: `"true"`: f itself with torch's own gradients, without the rules of scopes; autograd
+            differentiates the forward passes of Functions and custom gradients.
             `"differences"`: central differences, in float64, for a call without keywords. Or
-            another function of the same arguments, of torch's or of regrad's Tensors.
-        surrogates: Op types (`"relu"` as the rows have it, `"Relu"`) or names of rules whose
-            gradients are meant to differ.
-        rtol: From which difference two gradients are not the same, relative to the larger norm.
-        seed: Of torch's generator in both runs.
+            another function of the same arguments, of torch's tensors or of regrad's Tensors.
+        surrogates: Op types (`"relu"` as in the rows, or `"Relu"`) or names of rules whose
+            gradients differ on purpose.
+        rtol: The difference from which two gradients count as different, relative to the larger
+            norm.
+        seed: The seed of torch's generator in both runs.
 
     Returns:
         A function of the arguments that returns a `GradientComparison`: cosine, ratio of norms,
-        agreement of signs and zeros of both, by each argument and parameter; and by the inputs of
-        each op that has somebody's rule, in place: both rules are given the gradient that arrived
-        there. Ops are those of f whose rule is not one of the other's. If f calls `backward()`
-        itself, gradients are those that it accumulates, and `.grad` changes as f changes it.
+        agreement of signs, and zeros of both gradients. It has a row for each argument and
+        parameter, and for each input of each op that has a custom rule. For an op, both rules
+        receive the gradient that arrived there. The ops are the ops of f whose rule is not also a
+        rule of the other run. If f calls `backward()` itself, the comparison uses the gradients
+        that it accumulates, and `.grad` changes as f changes it.
 
     Raises:
-        ArgumentError: other is none of these.
-        GradientError: as `trace_gradients`; surrogates is not a list of strings.
+        ArgumentError: `other` is none of these.
+        GradientError: As for `trace_gradients`; `surrogates` is not a list of strings.
 
     >>> import torch
     >>> import regrad as rg
@@ -183,17 +186,17 @@ def compare_gradients(
 
 
 def saved_bytes(f: Callable[..., Any]) -> Callable[..., SavedBytes]:
-    """Return a function that runs `f` and tells what its backward pass keeps in memory.
+    """Return a function that runs `f` and reports the memory that its backward pass keeps.
 
     Args:
-        f: A function of tensors and anything else, or a module; it may return anything. If it
-            calls `backward()` itself, all that was kept until then is counted.
+        f: A function of tensors and other arguments, or a module; it may return anything. If it
+            calls `backward()` itself, the report covers all memory kept until then.
 
     Returns:
         A function of f's arguments that returns `SavedBytes`: bytes by torch function, line of
-        your code, and module. A storage counts as a whole, and once, for the function that kept
-        it first. Not counted are parameters, buffers, arguments, and tensors that f reads from
-        outside: they are alive anyway.
+        your code, and module. The report counts each storage once, in full, for the function that
+        kept it first. It does not count parameters, buffers, arguments, and tensors that f reads
+        from outside, since these stay alive in any case.
 
     Raises:
         ArgumentError: f is not callable.
@@ -212,13 +215,13 @@ def saved_bytes(f: Callable[..., Any]) -> Callable[..., SavedBytes]:
 
 
 class TorchRecorder(RunRecorder):
-    """The recorder of PyTorch functions: a `Looker`, and one run under it.
+    """The recorder of PyTorch functions: a `Looker`, and one run that it observes.
 
     Args:
         f: The function.
-        api: What messages call the tool.
-        seed: Of torch's generator in each run, if it is to be the same.
-        other: Whether f may be one of regrad's Tensors.
+        api: The name of the tool in messages.
+        seed: The seed of torch's generator for each run; None to leave the generator unchanged.
+        other: Whether f may be a function of regrad's Tensors.
     """
 
     by_op = True
@@ -276,10 +279,10 @@ class TorchRecorder(RunRecorder):
             finite = not x.numel() or torch.isfinite(x).all()
         return None if finite else first_bad(as_array(x))
 
-    def cure(self, op: Any) -> str:
+    def type_of(self, op: Any) -> str:
         name = op.op_type.partition(" (")[2].rstrip(")") or op.op_type.rstrip("_")
         known = _CURE_OF.get(name) or (op_type_of(op.func) if callable(op.func) else "")
-        return CURES.get(known, "") or CURES.get(name.title().replace("_", ""), "")
+        return known if known in CURES else name.title().replace("_", "")
 
     def kept(self, args: Sequence[Any], options: dict[str, Any]) -> Iterable[Kept]:
         return kept(self.f, args, options)
@@ -309,7 +312,7 @@ class TorchRecorder(RunRecorder):
 
 
 def _of_torch(other: Any, args: Sequence[Any], options: Any) -> Callable[..., Any]:
-    """The other function as one of torch tensors, if it is one of regrad's."""
+    """Return the other function as a function of torch tensors."""
     if isinstance(other, torch.nn.Module):
         return other
     with torch.no_grad(), at_rest(0):
@@ -323,7 +326,7 @@ def _of_torch(other: Any, args: Sequence[Any], options: Any) -> Callable[..., An
 def sources(
     looker: Looker, args: Sequence[Any], given: Sequence[torch.Tensor]
 ) -> list[tuple[str, torch.Tensor]]:
-    """All that a gradient goes to, reached or not: arguments, parameters, other leaves."""
+    """Return everything that a gradient may reach: arguments, parameters, and other leaves."""
     named = [*argument_paths(args), *looker.held.items()]
     names = looker.paths.parameters() | {id(x): name for name, x in reversed(named)}
     outside = [x for x in looker.held.values() if isinstance(x, torch.Tensor)]
@@ -334,7 +337,7 @@ def sources(
 
 
 def find_loss(value: Any, api: str) -> torch.Tensor:
-    """The tensor in what f returned whose gradient is taken."""
+    """Return the tensor to differentiate in the result of f."""
     if isinstance(value, torch.Tensor):
         return _differentiable(value, api)
     named = value.get("loss") if isinstance(value, dict) else getattr(value, "loss", None)
@@ -345,16 +348,16 @@ def find_loss(value: Any, api: str) -> torch.Tensor:
     if len(scalars) == 1 or len(found) == 1:
         return (scalars if len(scalars) == 1 else found)[0]
     raise GradientError(
-        f"{api}: f returned {kind(value)}, in which there are {len(scalars)} losses (tensors of "
-        "one number that require grad). Return the loss, name it 'loss', or call backward() in f."
+        f"{api}: f returned {kind(value)} with {len(scalars)} losses (tensors of one number that "
+        "require grad). Return the loss, name it 'loss', or call backward() in f."
     )
 
 
 def _differentiable(y: torch.Tensor, api: str) -> torch.Tensor:
     if not y.requires_grad:
         raise GradientError(
-            f"{api}: the result of f does not require grad: nothing that leads to it does. Is it "
-            "computed under no_grad, or detached?"
+            f"{api}: the result of f does not require grad, because no tensor that it depends on "
+            "does. Is the result computed under no_grad, or detached?"
         )
     return y
 
@@ -363,9 +366,9 @@ def _differentiable(y: torch.Tensor, api: str) -> torch.Tensor:
 
 
 class _OwnGradients(Looker):
-    """Looks on while neither scopes nor custom gradients decide, but torch alone.
+    """Observes a run in which all gradients are torch's own, without scopes and custom gradients.
 
-    `backward` of the Functions of others is replaced by what torch makes of `forward`.
+    In third-party Functions, autograd's gradient of `forward` replaces `backward`.
     """
 
     def entrances(self) -> Iterator[Entrance]:
@@ -376,11 +379,11 @@ class _OwnGradients(Looker):
                 yield function, name, partial(self._own_backward, getattr(function, name))
 
     def _own_backward(self, old: Callable[..., Any], _: Any) -> Any:
-        """The gradient of a Function that torch makes of its forward pass."""
+        """Return a `backward` that differentiates a Function's forward pass by autograd."""
 
         def backward(ctx: Any, *dys: torch.Tensor | None) -> Any:
             note = self.functions.get(number_of(ctx)) if get_ident() == self.paths.thread else None
-            if note is None or not note.is_held:  # it ran elsewhere, or before
+            if note is None or not note.is_held:  # the Function ran elsewhere, or before
                 return old(ctx, *dys)
             found = iter(note.own_gradients(dys))
             return tuple(next(found) if needed else None for needed in ctx.needs_input_grad)
@@ -393,11 +396,11 @@ class _OwnGradients(Looker):
             yield
 
 
-# -- what is kept ----------------------------------------------------------------------------------
+# -- saved memory ----------------------------------------------------------------------------------
 
 
 def kept(f: Callable[..., Any], args: Sequence[Any], options: dict[str, Any]) -> list[Kept]:
-    """Run a function; each storage that its backward pass keeps, and what kept it first."""
+    """Run a function; return each storage that its backward pass keeps, and its first keeper."""
     held = found_in(f, args, options)
     keeper = _Keeper(held)
     with keeper.looking(), torch.autograd.graph.saved_tensors_hooks(keeper.pack, _as_it_is):
@@ -406,19 +409,19 @@ def kept(f: Callable[..., Any], args: Sequence[Any], options: dict[str, Any]) ->
     for module in keeper.paths.seen:
         alive |= set(_storages(([*module.parameters(), *module.buffers()],)))
     rows = list(keeper.rows(alive))
-    del value  # what it keeps was alive until now
+    del value  # the result must stay alive until here
     return rows
 
 
 class _Keeper(Looker):
-    """Sees what each function saves."""
+    """Records the tensors that each function saves."""
 
     def __init__(self, held: dict[str, Any]) -> None:
         super().__init__(held)
         self.saved: dict[int, tuple[StorageWeakRef, OpNote, int]] = {}
 
     def pack(self, x: torch.Tensor) -> torch.Tensor:
-        """A tensor is saved, by the call that began last."""
+        """Record a saved tensor for the call that began last."""
         with DisableTorchFunction():
             if self.closed or x.layout is not torch.strided:
                 return x
@@ -427,10 +430,10 @@ class _Keeper(Looker):
             known = self.saved.get(weak.cdata)
             if known is None or (not self.ran_backward and known[0].expired()):
                 self.saved[weak.cdata] = weak, self.last or OpNote(""), storage.nbytes()
-            return x.detach()  # (an op's own output would hold the op that holds it)
+            return x.detach()  # (avoids a cycle between an op and its own output)
 
     def rows(self, alive: set[int]) -> Iterator[Kept]:
-        """Return the rows of the storages that are still kept; of all, after the backward pass."""
+        """Yield the rows of the storages still kept; after a backward pass, of all storages."""
         for key, (storage, note, size) in self.saved.items():
             if key not in alive and (self.ran_backward or not storage.expired()):
                 yield note.op_type, note.line, note.path, size
@@ -441,7 +444,7 @@ def _as_it_is(x: torch.Tensor) -> torch.Tensor:
 
 
 def _storages(values: Any) -> Iterable[int]:
-    """The storages of tensors."""
+    """Yield the storages of tensors."""
     for x in tensors((values,)):
         if x.layout is torch.strided:
             yield StorageWeakRef(x.untyped_storage()).cdata

@@ -1,14 +1,14 @@
-"""Looking on while a function runs: a mode, and hooks on modules and nodes, off at the end.
+"""Observing a function while it runs, by a mode and by hooks on modules and nodes.
 
-Autograd numbers its nodes as it makes them, so each belongs to the call in whose time it got its
-number. Forward, calls alone are noted. When a backward pass begins, one walk over the graph behind
-the result puts a note on each node, and the hooks that tell what arrives there and leaves:
+Autograd numbers its nodes in the order of creation. A node belongs to the call during which it was
+created. In the forward pass, the mode notes only calls. When a backward pass begins, one traversal
+of the graph adds a note to each node, and hooks that observe its incoming and outgoing gradients:
 
     y = layer(x)        call   linear   numbers 7 to 9
     y.relu().sum()      calls  relu     9 to 10,   sum   10 to 11
     backward            node 10: sum    node 9: relu    node 8: linear    node 7: linear (t)
 
-What no mode is asked about, an `autograd.Function`, is met in its forward pass, which is replaced.
+torch calls no mode for an `autograd.Function`. So regrad replaces the Function's forward pass.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from regrad.torch.host import (
     sequence_nr,
     version_of,
 )
-from regrad.torch.host.bodies import unasking
+from regrad.torch.host.bodies import without_own_dispatch
 from regrad.torch.host.running import function_of
 from regrad.torch.nodes import LIBRARIES, tensors
 from regrad.torch.open_scopes import inside
@@ -60,25 +60,25 @@ from regrad.torch.seeing.names import (
 )
 from regrad.torch.seeing.notes import OpNote
 
-KEY = "seen by regrad"  # of a node's metadata
+KEY = "seen by regrad"  # a key in a node's metadata
 _BACKWARD: Any = torch.autograd.backward
 GETTER = type(torch.Tensor.shape.__get__)  # pyright: ignore
-_READ = ("data", "T", "mT", "H", "mH", "real", "imag")  # properties that are made of the tensor
+_READ = ("data", "T", "mT", "H", "mH", "real", "imag")  # properties that compute a new tensor
 _RUNS = count(1)
-# What makes new tensors of old ones' shapes, or asks about a tensor, cuts nothing off.
+# Functions whose result uses only the shape or properties of a tensor; they cut off no gradient.
 _APART = ("_like", "new_", "is_", "size", "numel", "dim", "stride")
-# Memory that nobody has written to yet may hold anything.
+# Functions that return uninitialized memory, which may hold any value.
 _UNWRITTEN = ("empty", "empty_like", "new_empty", "empty_strided", "resize_", "set_")
 
 
 class Found(Exception):
-    """The tool has seen enough."""
+    """Raised to stop the run when the tool is done."""
 
 
 class Looker:
-    """Looks on while a function runs, forward and backward, and tells a tool.
+    """Observes a function while it runs, forward and backward, and reports to a tool.
 
-    For a tool that does not ask for it, nothing here holds a tensor of the function's, or a node.
+    Unless the tool requests it, a Looker holds no tensor of the function and no node.
     """
 
     def __init__(self, held: dict[str, Any], tool: Tool | None = None) -> None:
@@ -87,25 +87,25 @@ class Looker:
         self.run: int = next(_RUNS)
         self.paths: ModulePaths = ModulePaths(held)
         self.start: int = sequence_nr()
-        self.calls: list[OpNote] = []  # those in whose time nodes were made, by their numbers
+        self.calls: list[OpNote] = []  # the calls that created nodes, by the nodes' numbers
         self.functions: dict[int, OpNote] = {}  # of autograd.Functions, by their nodes' numbers
-        self.nodes: dict[int, OpNote] = {}  # of what is behind results, by number
+        self.nodes: dict[int, OpNote] = {}  # of the nodes that results depend on, by number
         self.cuts: dict[tuple[str, str, str], str] = {}
-        self.leaves: dict[int, Any] = {}  # the tensors at which the graph begins
-        self.taken: dict[int, torch.Tensor] = {}  # the gradients that came to leaves, by id
-        self.losses: list[torch.Tensor] = []  # of f's own backward passes
+        self.leaves: dict[int, Any] = {}  # the leaves of the graph
+        self.taken: dict[int, torch.Tensor] = {}  # the gradients that reached leaves, by id
+        self.losses: list[torch.Tensor] = []  # of the backward passes that f itself runs
         self.handles: list[Any] = []
         self.last: OpNote | None = None  # the last call that began
         self.current: OpNote | None = None  # the last op whose backward pass began
         self.within: list[tuple[OpNote, Any]] | None = None  # Functions in a call, and their nodes
-        self.inside = 0  # of how many forward passes of Functions
+        self.inside = 0  # the number of running forward passes of Functions
         self.ran_backward: bool = False
         self.closed = False
 
     # -- forward ---------------------------------------------------------------------------------
 
     def call(self, func: Any, args: Sequence[Any], options: dict[str, Any]) -> Any:
-        """Run a torch function; note it if it makes nodes, or the tool asks for all."""
+        """Run a torch function; note it if it creates nodes, or if the tool keeps all calls."""
         name, tells = function_name(func), self.tool.keeps == "all"
         note = self.last = OpNote(name, func=func)
         given = list(named_tensors(func, args, options))
@@ -117,7 +117,7 @@ class Looker:
         elif tells and given and writes(func, args, options):
             given[0] = given[0][0], given[0][1].detach().clone()
         outer, self.within = self.within, []
-        if func is torch.autograd.grad:  # (its steps count, too)
+        if func is torch.autograd.grad:  # (observe the steps of this backward pass too)
             for x in tensors((args[0] if args else options["outputs"],)):
                 self.look_back(x.grad_fn)
         note.start = sequence_nr()
@@ -146,15 +146,15 @@ class Looker:
         return y
 
     def tell(self, note: OpNote, xs: Any, ys: Any, writes: bool) -> None:
-        """Tell the tool what ran; stop if it has seen enough."""
+        """Report a call to the tool; stop the run if the tool is done."""
         note.inside = self.inside > 0
         self.tool.ran(note, xs, ys, writes)
         if self.tool.done:
             raise Found
 
     def note_function(self, ctx: Any, args: Sequence[Any], y: Any) -> OpNote | None:
-        """Note the node that an `autograd.Function` is making, the first time that it is met."""
-        # (another thread may run a program at the same time)
+        """Note the node that an `autograd.Function` creates, at the first call for this node."""
+        # (another thread may be running a program)
         is_node = isinstance(ctx, BackwardCFunction)
         if self.closed or not is_node or get_ident() != self.paths.thread:
             return None
@@ -162,7 +162,7 @@ class Looker:
         if number in self.functions:
             return None
         note = OpNote(function.__name__, find_caller(LIBRARIES), self.paths.path, function)
-        flat = [x if isinstance(x, torch.Tensor) else None for x in args]  # (it opens no lists)
+        flat = [x if isinstance(x, torch.Tensor) else None for x in args]  # (lists stay closed)
         note.names = [name for name, _ in named_tensors(function, flat)]
         first = args[0] if args else None
         if isinstance(first, CustomTorchCall):
@@ -177,7 +177,7 @@ class Looker:
             note.hold_function(first, args)
         if self.tool.keeps == "all":
             xs = list(named_tensors(function, args))
-            if len(xs) == len(note.names):  # (a rule may know them by other names)
+            if len(xs) == len(note.names):  # (a rule may have other names for them)
                 xs = [(name, x) for name, (_, x) in zip(note.names, xs, strict=True)]
             note.given = [(name, source_of(x)) for name, x in xs]
             with DisableTorchFunction():
@@ -185,7 +185,7 @@ class Looker:
         return note
 
     def note_cut(self, name: str, given: str, result: Any) -> None:
-        """Note a function that was given something differentiated, and returned something not."""
+        """Note a function with a differentiable argument and a result without a gradient."""
         if self.inside or not is_float(result) or result.requires_grad:
             return
         if not any(word in name for word in _APART) and not name.endswith("_"):
@@ -195,10 +195,10 @@ class Looker:
     # -- backward --------------------------------------------------------------------------------
 
     def look_back(self, root: Any) -> None:
-        """Note the nodes of this run behind a result, and look on when gradients pass them."""
+        """Note this run's nodes that a result depends on, and observe gradients at them."""
         found, front = [] if root is None else [root], {}
         made: dict[OpNote, list[Any]] = {}
-        for node in found:  # which grows
+        for node in found:  # (`found` grows during the loop)
             if is_leaf(node):
                 self.watch_leaf(node)
                 continue
@@ -221,14 +221,14 @@ class Looker:
             self.watch_call(call, sorted(nodes, key=number_of, reverse=True))
 
     def call_of(self, number: int) -> OpNote | None:
-        """The call that made the node of this number, if it was seen."""
+        """Return the call that created the node of a number; None if no call was observed."""
         i = bisect_right(self.calls, number, key=lambda note: note.start)
-        # (a call in a backward pass that torch runs inside of another ends before that)
+        # (a call in a backward pass that torch runs inside another call ends before that call)
         return self.calls[i - 1] if i and number < self.calls[i - 1].end else None
 
     def watch_call(self, call: OpNote, nodes: Sequence[Any]) -> None:
-        """Look on at the nodes that one call made, the last first."""
-        # (around an op under a rule there are only copies of what it takes)
+        """Observe the nodes that one call created, the last first."""
+        # (for an op under a rule, the other nodes only copy the op's inputs)
         is_ruled, made = call.ruled is not None, set(nodes)
         words = [node_word(node.name()) for node in nodes]
         for node, name in zip(nodes, words if is_ruled else labels(call.func, nodes), strict=True):
@@ -238,7 +238,7 @@ class Looker:
             self.watch(node, note)
 
     def watch_unseen(self, node: Any, front: Any) -> None:
-        """Look on at a node that was made out of sight; a copy for a rule runs where that does."""
+        """Observe a node that no observed call created; a copy for a rule has the rule's line."""
         note = OpNote(node_word(node.name()))
         like = None if front is None else self.nodes.get(number_of(front))
         if like is not None and like.kind == "override":
@@ -246,7 +246,7 @@ class Looker:
         self.watch(node, note)
 
     def watch(self, node: Any, note: OpNote) -> None:
-        """Look on when the backward pass of a node runs."""
+        """Observe the backward pass of a node."""
         if isinstance(node, BackwardCFunction):
             note.describe_function(node)
         node.metadata[KEY] = self.run
@@ -264,7 +264,7 @@ class Looker:
         self.handles += [node.register_prehook(begin), node.register_hook(end)]
 
     def watch_leaf(self, node: Any) -> None:
-        """Look on when a gradient is accumulated in a leaf."""
+        """Observe gradients that accumulate in a leaf."""
         if node.metadata.get(KEY) == self.run:
             return
         node.metadata[KEY] = self.run
@@ -283,7 +283,7 @@ class Looker:
     def back(
         self, loss: torch.Tensor, given: Sequence[torch.Tensor]
     ) -> dict[int, torch.Tensor | None]:
-        """Run the backward pass; the gradients by what was given and by the leaves, by id."""
+        """Run the backward pass; return the gradients of arguments and leaves, by id."""
         self.look_back(loss.grad_fn)
         xs = {id(x): x for x in (*given, *self.leaves.values())}
         if not xs:
@@ -294,7 +294,7 @@ class Looker:
         return dict(zip(xs, found, strict=True))
 
     def begin_backward(self, roots: Any) -> None:
-        """Look on at f's own backward pass."""
+        """Observe a backward pass that f itself runs."""
         self.ran_backward = True
         for x in tensors((roots,)):
             if self.tool.keeps:
@@ -302,9 +302,9 @@ class Looker:
             self.look_back(x.grad_fn)
 
     def ops(self) -> list[OpNote]:
-        """All ops that a gradient may have passed, in the order in which they ran forward.
+        """Return all ops that a gradient may have passed, in the order of the forward pass.
 
-        Of calls that lead to no result there are no nodes to look at, so they stand for theirs.
+        Calls that lead to no result have no observed nodes, so the calls themselves are listed.
         """
         every = (*self.calls, *self.functions.values())
         others = [note for note in every if note.makes and self.nodes.keys().isdisjoint(note.makes)]
@@ -313,9 +313,9 @@ class Looker:
     # -- the scope -------------------------------------------------------------------------------
 
     def entrances(self) -> Iterator[Entrance]:
-        """The functions to replace: the forward passes of the autograd.Functions that there are.
+        """Yield the functions to replace: the forward passes of all existing autograd.Functions.
 
-        torch calls no mode for a Function, and code may hold its `apply` since it was imported.
+        torch calls no mode for a Function, and code may hold a reference to `apply` from an import.
         """
         yield torch.autograd, "backward", partial(_seen_backward, self)
         for ours in (Overridden, Custom, Bridge):
@@ -327,7 +327,7 @@ class Looker:
 
     @contextmanager
     def looking(self) -> Generator[None]:
-        """A block in which it looks on."""
+        """Observe the code in a block."""
         replaced = Replacements(self.entrances)
         try:
             self.handles += self.paths.install()
@@ -364,17 +364,17 @@ def _writes_infinity(value: Any) -> bool:
 
 @contextmanager
 def _eagerly() -> Generator[None]:
-    """A block in which what torch.compile compiled runs op by op."""
+    """Run compiled code op by op during a block."""
     if not has_compiled():
         yield
         return
     with warnings.catch_warnings(), torch.compiler.set_stance("force_eager"):
-        warnings.filterwarnings("ignore", "Using `torch.compile")  # (it does not like our hooks)
+        warnings.filterwarnings("ignore", "Using `torch.compile")  # (it warns about hooks)
         yield
 
 
 class _SeeingMode(torch.overrides.TorchFunctionMode):
-    """The mode that torch asks before each of its functions."""
+    """The mode that torch calls before each of its functions."""
 
     def __init__(self, looker: Looker) -> None:
         super().__init__()
@@ -387,27 +387,27 @@ class _SeeingMode(torch.overrides.TorchFunctionMode):
         if type(func) is GETTER and function_name(func) not in _READ:
             return func(*args, **options)
         if func in (torch.Tensor.backward, torch.autograd.backward):
-            run = func if func is torch.autograd.backward else unasking(func)
-            with self:  # (it stays on, for what checkpoints run again)
+            run = func if func is torch.autograd.backward else without_own_dispatch(func)
+            with self:  # (stays active for the code that checkpoints run again)
                 return run(*args, **options)
         return self.looker.call(func, args, options)
 
 
 def _seen_backward(looker: Looker, old: Any) -> Any:
-    """`torch.autograd.backward`, about which older versions ask no mode."""
+    """Return a replacement for `torch.autograd.backward`; older versions call no mode for it."""
 
     @wraps(old)
     def backward(*args: Any, **options: Any) -> Any:
         if get_ident() != looker.paths.thread:
             return old(*args, **options)
         looker.begin_backward(args[0] if args else options.get("tensors"))
-        return unasking(_BACKWARD)(*args, **options)
+        return without_own_dispatch(_BACKWARD)(*args, **options)
 
     return backward
 
 
 def _seen(looker: Looker, function: Any, name: str, old: Any) -> Any:
-    """A Function's `forward` or `setup_context`; the one that gets the node tells of it."""
+    """Return a replacement for a Function's `forward` or `setup_context`, which notes the node."""
     gets_ctx = function.setup_context is torch.autograd.Function.setup_context
 
     @wraps(old.__func__)
@@ -427,8 +427,8 @@ def _seen(looker: Looker, function: Any, name: str, old: Any) -> Any:
 
 
 def functions_of_python() -> list[Any]:
-    """All autograd.Functions that there are, but for torch's own."""
+    """Return all existing autograd.Functions, except torch's own."""
     found = torch.autograd.Function.__subclasses__()
-    for each in found:  # which grows
+    for each in found:  # (`found` grows during the loop)
         found += each.__subclasses__()
     return [each for each in dict.fromkeys(found) if not each.__module__.startswith("torch.")]

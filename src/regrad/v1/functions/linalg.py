@@ -395,7 +395,13 @@ det = matrix_determinant
 
 
 class SignAndLog(NamedTuple):
-    """The sign (or phase) of a determinant, and the logarithm of its absolute value."""
+    """The sign (or phase) of a determinant, and the logarithm of its absolute value.
+
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> tf.linalg.slogdet(rg.asarray([[-1.0, 0.0], [0.0, 1.0]])).sign.item()
+    -1.0
+    """
 
     sign: Any
     log_abs_determinant: Any
@@ -526,7 +532,13 @@ def cholesky_solve(chol: Tensor, rhs: Tensor) -> Tensor:
 
 
 class Qr(NamedTuple):
-    """A matrix with orthonormal columns, and an upper triangular matrix."""
+    """A matrix with orthonormal columns, and an upper triangular matrix.
+
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> tf.qr(rg.asarray([[2.0, 0.0], [0.0, 1.0]])).r.shape
+    (2, 2)
+    """
 
     q: Any
     r: Any

@@ -446,7 +446,15 @@ def batch_normalization(
 
 
 class FusedBatchNorm(NamedTuple):
-    """The result of `fused_batch_norm`."""
+    """The result of `fused_batch_norm`.
+
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> images = rg.asarray([[[[1.0]], [[3.0]]]])
+    >>> result = tf.nn.fused_batch_norm(images, rg.ones(1), rg.zeros(1))
+    >>> result.batch_mean.tolist(), result.batch_var.tolist()
+    ([2.0], [2.0])
+    """
 
     y: Any
     batch_mean: Any
@@ -746,7 +754,13 @@ def _keep_order(ids: rg.Tensor, starts: np.ndarray) -> Any:
 
 
 class TopKV2(NamedTuple):
-    """The result of `top_k`."""
+    """The result of `top_k`.
+
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> tf.nn.top_k(rg.asarray([3, 9, 1]), 2).indices.tolist()
+    [1, 0]
+    """
 
     values: Any
     indices: Any

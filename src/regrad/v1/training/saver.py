@@ -116,7 +116,16 @@ KEYS = ("model_checkpoint_path", "all_model_checkpoint_paths")  # TensorFlow als
 
 
 class CheckpointState(NamedTuple):
-    """The path of the latest checkpoint, and the paths of all kept checkpoints."""
+    """The path of the latest checkpoint, and the paths of all kept checkpoints.
+
+    >>> import tempfile
+    >>> import regrad.v1 as tf
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     tf.train.update_checkpoint_state(folder, f"{folder}/model-7")
+    ...     state = tf.train.get_checkpoint_state(folder)
+    >>> state.model_checkpoint_path.endswith("model-7")
+    True
+    """
 
     model_checkpoint_path: str
     all_model_checkpoint_paths: list[str]
