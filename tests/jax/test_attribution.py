@@ -110,7 +110,7 @@ WRONG = [
     ("through is for PyTorch models", {"through": ("a", 1)}),
     ("create_graph is for PyTorch models.*jax.grad", {"create_graph": True}),
     ("layers are paths in a model of Flax or Equinox", {"at": "a"}),
-    ("it comes to arrays of floats", {"inputs": jnp.ones((2, 3), int)}),
+    ("have relevance for arrays of floats", {"inputs": jnp.ones((2, 3), int)}),
 ]
 
 

@@ -232,7 +232,7 @@ def smoothed(samples: int = 16, noise: float = 0.1, seed: int = 0, statistic: st
     """
     _count(samples, "smoothed: expected samples to be an int above 0")
     if not noise >= 0:
-        raise ArgumentError(f"smoothed: expected noise of 0 or more, got {brief(noise)}")
+        raise ArgumentError(f"smoothed: expected noise to be 0 or more, got {brief(noise)}")
     if statistic not in (known := ("mean", "squares", "variance")):
         raise ArgumentError(f"smoothed: statistic expected one of {known}, got {brief(statistic)}")
     return Path((1.0,) * samples, (1 / samples,) * samples, noise, seed, statistic)

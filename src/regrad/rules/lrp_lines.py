@@ -82,6 +82,9 @@ class MeanGradient(MapRule):
 
         def rule(dy: Any, y: Any, needs: Any, builtin: Any, *given: Any) -> Any:
             moves = [any(n) if isinstance(n, list | tuple) else bool(n) for n in needs]
+            if sum(moves) > 1:  # (a parameter whose relevance is differentiated is not a batch)
+                pairs = zip(moves, given[2:], strict=True)
+                moves = [is_one and _has_batch_of(x, y) for is_one, x in pairs]
             if self.points == 2 and sum(moves) == 1:  # (linear in this input)
                 return builtin(dy)
             _check(hasattr(y, "shape"), self.__name__, "an op with one result")
@@ -101,6 +104,11 @@ class MeanGradient(MapRule):
 
     def __repr__(self) -> str:
         return f"mean_gradient({self.points})"
+
+
+def _has_batch_of(x: Any, y: Any) -> bool:
+    """Return whether an input has the first axis of the result, or is a list."""
+    return not hasattr(x, "shape") or tuple(x.shape)[:1] == tuple(y.shape)[:1]
 
 
 class _Line:
