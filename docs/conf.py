@@ -6,6 +6,7 @@ from pathlib import Path
 DOCS = Path(__file__).parent
 sys.path[:0] = [str(DOCS / "_ext"), str(DOCS.parent)]
 
+import page_cache  # noqa: E402, F401 (it reads the environment, which imports below change)
 import pages  # noqa: E402
 
 import regrad  # noqa: E402

@@ -30,6 +30,7 @@ KEPT = 3  # folders: a change of branch, and back, executes nothing
 # Prefixes of the environment variables that change numbers, warnings or pictures.
 SETTINGS = "CUDA", "JAX", "KERAS", "MKL", "MPL", "OMP", "OPENBLAS", "PYTHON", "TORCH", "XLA"
 LOCAL = {"PYTHONPATH"}  # where the sources are: their content counts
+ENVIRONMENT = {**os.environ}  # (torch and others set variables when they are imported)
 QUIET = {"extra_arguments": ["--IPKernelApp.log_level=ERROR"]}
 
 
@@ -54,7 +55,7 @@ def key(
 
 def present_key() -> str:
     """Return the key of this checkout in this environment."""
-    return key(sources(), libraries(), python(), settings(os.environ))
+    return key(sources(), libraries(), python(), settings(ENVIRONMENT))
 
 
 def sources() -> Iterator[tuple[str, bytes]]:

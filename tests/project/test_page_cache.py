@@ -121,6 +121,14 @@ def test_the_settings_are_variables_that_libraries_read():
     assert page_cache.settings(given) == {"JAX_ENABLE_X64": "1", "OMP_NUM_THREADS": "1"}
 
 
+def test_variables_that_a_library_sets_when_it_is_imported_do_not_count(monkeypatch):
+    before = page_cache.present_key()
+    monkeypatch.setenv("TORCH_SET_BY_AN_IMPORT", "1")
+    assert page_cache.present_key() == before
+    monkeypatch.setitem(page_cache.ENVIRONMENT, "TORCH_SET_BY_THE_USER", "1")
+    assert page_cache.present_key() != before
+
+
 def test_folders_of_older_keys_are_removed(tmp_path):
     for age, name in enumerate(["now", "before", "old", "older"]):
         (tmp_path / name).mkdir()
