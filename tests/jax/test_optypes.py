@@ -26,7 +26,7 @@ OTHER = {
     "MatMul": lambda x: x @ M.T, "StopGradient": lax.stop_gradient, "Neg": lambda x: -x,
     "Erf": lax.erf, "Erfc": lax.erfc, "Erfinv": lax.erf_inv, "Lgamma": lax.lgamma,
     "Digamma": lax.digamma, "Rsqrt": lax.rsqrt, "Sigmoid": jax.nn.sigmoid, "Trunc": jnp.trunc,
-    "SelectV2": lambda x: jnp.where(x > 0.5, x, -x),
+    "SelectV2": lambda x: jnp.where(x > 0.5, x, -x), "Step": lambda x: jnp.heaviside(x, 0.5),
     "Conv2D": lambda x: convolved(x, "NHWC", "HWIO"),
     "Conv3D": lambda x: convolved(x, "NDHWC", "DHWIO"),
     "MaxPool": lambda x: pooled(x, 2, -jnp.inf, lax.max),

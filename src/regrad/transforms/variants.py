@@ -276,7 +276,8 @@ class Variant:
             return [zeros(x._data) if dx is None else to_jax(dx._data) for x, dx in dxs]
 
         outputs = [results[i] for i in passage.reached]
-        wide = widest((*inputs, *ys))
+        # (Other inputs may be arrays that only code of the user's op types reads.)
+        wide = widest((*[inputs[i] for i in passage.wanted], *ys))
         specs = [jax.ShapeDtypeStruct(y.shape, gradient_dtype(y, wide)) for y in outputs]
         trace.dtypes = [spec.dtype for spec in specs]
         closed = jax.make_jaxpr(back)(*specs)
