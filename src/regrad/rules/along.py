@@ -32,6 +32,11 @@ class Path(NamedTuple):
         statistic: `"mean"`, `"squares"` or `"variance"` of the gradients.
         references: Examples from which each sample takes its reference, or None.
         conducts: Whether each gradient is multiplied by the step of its value along the path.
+
+    >>> from regrad.rules.attribution import Path
+    >>> middle = Path(places=(0.5,), weights=(1.0,))
+    >>> middle.noise
+    0.0
     """
 
     places: tuple[Any, ...]
