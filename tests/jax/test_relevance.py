@@ -42,10 +42,10 @@ def test_dense_networks(composite, library):
     layers = (NAMES if names else [], names)
     found, expected = both(of, MLPS[library](of), x, composite, base=base, layers=layers)
     close(found.total, expected.total)
-    close(found.missing, expected.missing, 1e-9)
     if composite == "deep_lift":  # (a layer norm of JAX is several ops, of PyTorch one)
         assert abs(np.asarray(found.missing)).max() < 1e-9
         return
+    close(found.missing, expected.missing, 1e-9)
     close(found.inputs, expected.inputs)
     assert [*found.layers] == names
     for ours, theirs in zip(found.layers.values(), expected.layers.values(), strict=True):
