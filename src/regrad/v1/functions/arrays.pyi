@@ -17,7 +17,7 @@ __all__ = [
 ]  # fmt: skip
 
 def identity(input: Any, name: str | None = None) -> Any:
-    """Return x itself, as an op that a rule can be attached to."""
+    """Return x itself. A rule can be attached to this op."""
 
 def guarantee_const(input: Any, name: str | None = None) -> Any: ...
 def stop_gradient(input: Any, name: str | None = None) -> Any: ...

@@ -35,7 +35,7 @@ def square(x: Any, name: str | None = None) -> Any:
     """Return `x * x`."""
 
 def round(x: Any, name: str | None = None) -> Any:
-    """Return the nearest integer, and of two that are equally near the even one."""
+    """Return the nearest integer; ties go to the even one."""
 
 def sqrt(x: Any, name: str | None = None) -> Any:
     """Return the square root; NaN for negative real x. The gradient at 0 is infinite."""
@@ -66,13 +66,13 @@ def tan(x: Any, name: str | None = None) -> Any:
     """Return the tangent of x, in radians."""
 
 def asin(x: Any, name: str | None = None) -> Any:
-    """Return the inverse sine, in [-π/2, π/2] radians; NaN for real x outside [-1, 1]."""
+    """Return the inverse sine in radians, in [-π/2, π/2]; NaN for real x outside [-1, 1]."""
 
 def acos(x: Any, name: str | None = None) -> Any:
-    """Return the inverse cosine, in [0, π] radians; NaN for real x outside [-1, 1]."""
+    """Return the inverse cosine in radians, in [0, π]; NaN for real x outside [-1, 1]."""
 
 def atan(x: Any, name: str | None = None) -> Any:
-    """Return the inverse tangent, in [-π/2, π/2] radians."""
+    """Return the inverse tangent in radians, in [-π/2, π/2]."""
 
 def sinh(x: Any, name: str | None = None) -> Any:
     """Return the hyperbolic sine."""
@@ -105,10 +105,10 @@ def lgamma(x: Any, name: str | None = None) -> Any:
 
 def digamma(x: Any, name: str | None = None) -> Any: ...
 def ceil(x: Any, name: str | None = None) -> Any:
-    """Return the least integer that is not below x. The gradient is 0."""
+    """Return the smallest integer that is not less than x. The gradient is 0."""
 
 def floor(x: Any, name: str | None = None) -> Any:
-    """Return the greatest integer that is not above x. The gradient is 0."""
+    """Return the largest integer that is not greater than x. The gradient is 0."""
 
 def rint(x: Any, name: str | None = None) -> Any: ...
 def is_nan(x: Any, name: str | None = None) -> Any:
