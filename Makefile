@@ -1,7 +1,7 @@
 # Every target sets up what it needs in .venv, and then does its job.
 #   make demo    train a binarised network five ways on real digits
-#   make test    the tests, without slow ones (about 6 minutes on 2 cores)
-#   make test-all  all tests (about 25 minutes on 2 cores)
+#   make test    the tests, without slow ones (about 7 minutes on 2 cores)
+#   make test-all  all tests (about 35 minutes on 2 cores)
 #   make check   lint, format and types
 #   make fuzz    random programs from the seed of today (an hour; ARGS=--minutes=10)
 #   make hosts   the suite on every version of PyTorch, JAX, NumPy and Python (hours)

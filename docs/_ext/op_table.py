@@ -1,9 +1,9 @@
-"""Tables of what a rule can be for, made of the code, with a box that filters them.
+"""Tables of the keys of rules, generated from the code, with a box that filters the rows.
 
-`{op-types}` has all op types, `{op-types} torch` those of PyTorch models, `{taken-apart}` torch's
-callables that compute op types among others; `{filtered}` puts the box above a table of the page.
-What a row says comes from where the library and its tests have it: rules from the registry, kinks
-from the table in docs/conventions.md, torch's and JAX's names from the code that overrides use.
+`{op-types}` lists all op types, and `{op-types} torch` the op types of PyTorch models.
+`{decomposed}` lists torch's callables that compute op types among others. `{filtered}` adds the box
+to a table of the page. The rows come from the library and its tests: rules from the registry, kinks
+from the table in docs/conventions.md, names in torch and JAX from the code of the overrides.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ COLUMNS = (
     "in JAX",
 )  # fmt: skip
 IN_TORCH = "op type", "a rule may name", "in PyTorch"
-APART = "callable", "taken apart when one of these is overridden"
+APART = "callable", "decomposed if one of these has a rule"
 PLACES = {
     "torch.": torch, "x.": torch.Tensor, "F.": F, "torch.special.": torch.special,
     "torch.linalg.": torch.linalg,
@@ -88,7 +88,7 @@ def dtypes(op: Op) -> str:
 
 
 def modes(op: Op, values_decide: bool) -> str:
-    """Return where an op runs; what decides its shape by values cannot be compiled."""
+    """Return where an op runs. An op whose shape depends on values cannot be compiled."""
     if op.stateful or op.type in ONLY_IN_GRAPHS:
         return "graph"
     return "eager, graph" if values_decide else "eager, graph, jit"
@@ -148,7 +148,7 @@ class Filtered(SphinxDirective):
         return [around]
 
     def add_table(self, around: nodes.Element) -> None:
-        """Add the table: that of the page."""
+        """Add the table of the page."""
         self.state.nested_parse(self.content, self.content_offset, around)
 
     def make(
@@ -163,12 +163,12 @@ class Filtered(SphinxDirective):
 
     @staticmethod
     def row(cells: Sequence[Sequence[nodes.Node]]) -> nodes.row:
-        """Return a row of such cells."""
+        """Return a table row of these cells."""
         return nodes.row("", *[nodes.entry("", nodes.paragraph("", "", *cell)) for cell in cells])
 
 
-class TakenApart(Filtered):
-    """Torch's callables that are taken apart."""
+class Decomposed(Filtered):
+    """The callables of torch that regrad decomposes."""
 
     has_content = False
 
@@ -252,5 +252,5 @@ def setup(app: Sphinx) -> dict[str, Any]:
     """Register the directives."""
     app.add_directive("filtered", Filtered)
     app.add_directive("op-types", OpTypes)
-    app.add_directive("taken-apart", TakenApart)
+    app.add_directive("decomposed", Decomposed)
     return {"version": "1", "parallel_read_safe": True, "parallel_write_safe": True}
