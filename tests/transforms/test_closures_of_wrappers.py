@@ -128,6 +128,12 @@ CASES = {
     "regrad.checkpoint": lambda: rg.checkpoint(squared),
     "regrad.cond": lambda: lambda x: rg.cond(rg.sum(x) > 0, squared, rg.sin, x),
     "regrad.custom_grad": lambda: rg.custom_grad(lambda x: (squared(x), scaled)),
+    "regrad.fixed_point": lambda: functools.partial(
+        lambda f, x: rg.fixed_point(f, x, x), lambda y, x: x + y * K[0] * 0.1
+    ),
+    "regrad.host_call": lambda: functools.partial(
+        lambda f, x: rg.host_call(f, x, out=x), lambda x: np.asarray(x) * np.float32(K[0])
+    ),
     "regrad.fori_loop": lambda: functools.partial(rg.fori_loop, 0, 2, lambda i, c: squared(c)),
     "regrad.grad": lambda: both(rg.grad(product, argnums=(0, 1))),
     "regrad.gradient_override_map": lambda: under_itself(rg.gradient_override_map({"Sin": scaled})),
@@ -223,9 +229,9 @@ WITHOUT = {
     "regrad.extend": "shape_of piecewise_constant",
     # for the first four see `test_rules_of_numbers`; the others take Python numbers alone
     "regrad.rules": "clip clip_norm reverse scale arctan_surrogate gaussian rectangle "
-    "sigmoid_surrogate superspike triangle",
+    "sigmoid_surrogate superspike triangle blackbox clamped_straight_through",
     # these run a model to report on it; their rules take numbers, and are for other libraries
-    "regrad.rules.attribution": "attribute tempered",
+    "regrad.rules.attribution": "attribute cam tempered",
     "regrad.rules.lrp": "alpha_beta beta_smooth epsilon flat gamma merge_norms relevance "
     "reveal_cancel w_square z_box z_plus",
 }  # fmt: skip

@@ -240,7 +240,7 @@ CALLS = {
     "no function": (lambda: rg.fixed_point(3, 1.0), ArgumentError, "must be a function, got int"),
     "max_steps": (lambda: rg.fixed_point(rg.cos, 1.0, max_steps=2.5), ArgumentError, "max_steps"),
     "closes over": (lambda: rg.grad(lambda a: rg.fixed_point(lambda x: 0.5 * x + a, 0.0))(AT),
-                    GradientError, "closes over Tensor.* Pass it as an input"),
+                    GradientError, "closes over Tensor.* Pass it as a separate input"),
     "jvp": (lambda: rg.jvp(damped, [AT], [AT]), GradientError, "forward mode"),
 }  # fmt: skip
 
