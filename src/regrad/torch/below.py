@@ -36,7 +36,14 @@ from regrad.torch.host.running import (
     with_tensors,
 )
 from regrad.torch.nodes import node_named, types_of
-from regrad.torch.optypes import THRESHOLD, families, following, functions_named, spellings
+from regrad.torch.optypes import (
+    COMPARISONS,
+    THRESHOLD,
+    families,
+    following,
+    functions_named,
+    spellings,
+)
 
 # For ATen ops that belong to several op types: the condition on a call for each op type.
 WHEN: dict[str, dict[str, Callable[..., bool]]] = {
@@ -78,14 +85,14 @@ class Below(DispatchMode):
                 return body(*args, **options)
         with DisableTorchFunction():  # autograd and the rules have already handled the call
             y = func(*with_tensors(func, args), **options)
-            if name in _COMPARE or name in _CAST:
-                self._note_threshold(name, args, y)
+            if (compares := _COMPARES.get(name)) is not None:
+                self._note_threshold(compares, args, y)
             return y
 
-    def _note_threshold(self, name: str, args: Sequence[Any], y: Any) -> None:
+    def _note_threshold(self, compares: bool, args: Sequence[Any], y: Any) -> None:
         """Record a comparison of floats, or a cast of its result (see `thresholds`)."""
         given = [x for x in args if isinstance(x, torch.Tensor)]
-        if name in _COMPARE:
+        if compares:
             starts = any(x.is_floating_point() for x in given)
         else:
             starts = len(given) == 1 and given[0] in _COMPARED
@@ -95,8 +102,9 @@ class Below(DispatchMode):
             _COMPARED[y] = None
 
 
-_COMPARE = ("gt", "ge", "lt", "le", "greater", "greater_equal", "less", "less_equal")
-_CAST = ("_to_copy", "to", "type_as", "where")
+# The ATen ops of a threshold: whether each compares, or casts.
+_COMPARES = dict.fromkeys(" ".join(COMPARISONS).split(), True)
+_COMPARES |= dict.fromkeys(("_to_copy", "to", "type_as", "where"), False)
 _COMPARED: Any = WeakTensorKeyDictionary()  # results of comparisons that no cast has read yet
 
 

@@ -201,6 +201,12 @@ def _threshold() -> Family:
 
 
 THRESHOLD = _threshold()
+# The functions that compare: the sign of `input - other` where the result is true, and the value of
+# the step where the two inputs are equal.
+COMPARISONS: dict[str, tuple[Callable[..., Any], int, float]] = {
+    "gt greater __gt__": (torch.gt, 1, 0.0), "ge greater_equal __ge__": (torch.ge, 1, 1.0),
+    "lt less __lt__": (torch.lt, -1, 0.0), "le less_equal __le__": (torch.le, -1, 1.0),
+}  # fmt: skip
 
 
 @following

@@ -29,18 +29,12 @@ from regrad.core.reports import Untouched
 from regrad.torch.composites import Fused, row
 from regrad.torch.nodes import LIBRARIES
 from regrad.torch.open_scopes import AROUND, SCOPES
-from regrad.torch.optypes import THRESHOLD, functions_named, step
+from regrad.torch.optypes import COMPARISONS, THRESHOLD, functions_named, step
 from regrad.torch.parts import Lookup
 from regrad.torch.places import path_here
 
 KEY = THRESHOLD.type
 NOT_CAST = f" ({KEY}, not cast)"  # the mark in reports of a comparison without a cast
-# The functions that compare: the sign of `input - other` where the result is true, and the value of
-# the step where the two inputs are equal.
-COMPARISONS: dict[str, tuple[Callable[..., Any], int, float]] = {
-    "gt greater __gt__": (torch.gt, 1, 0.0), "ge greater_equal __ge__": (torch.ge, 1, 1.0),
-    "lt less __lt__": (torch.lt, -1, 0.0), "le less_equal __le__": (torch.le, -1, 1.0),
-}  # fmt: skip
 IN_PLACE = "gt_ ge_ lt_ le_ greater_ greater_equal_ less_ less_equal_"
 CASTS = "to type type_as float double half bfloat16 int long short char byte _to_copy"
 
