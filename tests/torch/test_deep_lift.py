@@ -125,7 +125,8 @@ def test_two_values_move_together(name):
     bases = numbers(1, 8, seed=2), numbers(1, 8, seed=6)
     due = midpoints(PRODUCTS[name], xs, bases)
     found = run(PRODUCTS[name], xs, bases)
-    torch.testing.assert_close([*found.inputs], due, rtol=0, atol=1e-3 if "m" in name else 1e-6)
+    bends = "max" in name or "min" in name  # (midpoints err by a step where the line bends)
+    torch.testing.assert_close([*found.inputs], due, rtol=0, atol=1e-3 if bends else 1e-6)
     assert abs(found.missing).max() < 1e-11
 
 
