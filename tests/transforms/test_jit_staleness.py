@@ -3,9 +3,11 @@
 import copy
 import functools
 import gc
+import importlib
 import itertools
 import pathlib
 import pickle
+import sys
 import weakref
 from types import SimpleNamespace
 
@@ -370,3 +372,15 @@ def test_a_wrapper_adds_few_places(wrapper):
     holder = SimpleNamespace(rate=2.0)
     f = lambda x: rg.sum(x * holder.rate)  # noqa: E731
     assert len(closures.Closure(wrapper(f)).places) <= len(closures.Closure(f).places) + 6
+
+
+@pytest.mark.parametrize(("folder", "walked"), [("site-packages", False), ("src", True)])
+def test_the_walk_ends_at_installed_packages(tmp_path, monkeypatch, folder, walked):
+    """The Python under a virtual environment, and the user, have folders of packages as well."""
+    (tmp_path / folder).mkdir()
+    (tmp_path / folder / "apart.py").write_text("RATE = 2.0\ndef scaled(x):\n    return x * RATE\n")
+    monkeypatch.syspath_prepend(str(tmp_path / folder))
+    monkeypatch.delitem(sys.modules, "apart", raising=False)
+    apart = importlib.import_module("apart")
+    assert ("RATE" in closures.Closure(lambda x: apart.scaled(x)).names) is walked
+    del sys.modules["apart"]

@@ -6,6 +6,7 @@ import contextlib
 import functools
 import os
 import sys
+import sysconfig
 import warnings
 from collections import defaultdict
 from types import CodeType
@@ -17,6 +18,8 @@ from regrad.errors import OpenScopeWarning
 
 PACKAGE = regrad.__path__[0] + os.sep  # the file names of regrad's own code begin with it
 CARRIERS = (PACKAGE, contextlib.__file__)  # code that enters scopes for its callers
+_OF_PYTHON = os.path.realpath(sysconfig.get_path("stdlib")) + os.sep
+_SITES = ("site-packages", "dist-packages")
 
 
 # By file: `warnings` records here the lines at which it has warned.
@@ -29,6 +32,20 @@ def warn_caller(
     """Warn at the innermost line that runs outside of these folders."""
     file, _, line = find_caller(ours).rpartition(":")
     warnings.warn_explicit(message, category, file, int(line), registry=REGISTRIES[file])
+
+
+@functools.lru_cache(maxsize=4096)
+def is_library_file(path: str) -> bool:
+    """Return whether a file belongs to regrad, to Python, or to an installed package.
+
+    Packages may be in several folders: of a virtual environment, of the Python under it, of the
+    user. These folders have the same name.
+    """
+    if path.startswith("<"):  # code without a file
+        return False
+    path = os.path.realpath(path)
+    installed = not {*_SITES}.isdisjoint(path.split(os.sep))
+    return path.startswith((PACKAGE, _OF_PYTHON)) or installed
 
 
 class _KnownFiles(dict[str, bool]):

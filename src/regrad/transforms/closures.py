@@ -49,9 +49,7 @@ import dis
 import functools
 import inspect
 import operator
-import os
 import sys
-import sysconfig
 import threading
 import types
 import weakref
@@ -66,7 +64,7 @@ import numpy as np
 
 from regrad.autodiff.variables import Variable
 from regrad.core.backends import BACKENDS, is_array
-from regrad.core.callers import PACKAGE
+from regrad.core.callers import PACKAGE, is_library_file
 from regrad.core.pytrees import exactly
 from regrad.core.registry import RULES
 from regrad.core.tensor import OURS, Tensor
@@ -75,9 +73,6 @@ from regrad.errors import ArgumentError
 if TYPE_CHECKING:
     from regrad.core.backends import Array
 
-_LIBRARIES = tuple(
-    os.path.realpath(sysconfig.get_path(name)) + os.sep for name in ("stdlib", "purelib", "platlib")
-)
 PLAIN = (bool, int, float, complex, str, bytes, type(None))
 MISSING: Any = object()
 CONTAINERS: tuple[type[Any], ...] = (
@@ -395,7 +390,7 @@ class _Walk:
                 self.follow(function, part, read, f"{name}.{part}")
         if "__wrapped__" in vars(function):
             self.value(vars(function)["__wrapped__"], name, MISSING)
-        if _is_library_file(code.co_filename):
+        if is_library_file(code.co_filename):
             return
         names, tried = _asked(code)
         for global_name in sorted(names):
@@ -650,7 +645,7 @@ def _held(value: object) -> Sequence[str]:
 def _is_closed(value: object) -> bool:
     """Return whether the walk ignores the attributes of an object, as it does for libraries."""
     if isinstance(value, types.ModuleType):
-        return _is_library_file(getattr(value, "__file__", None) or PACKAGE)
+        return is_library_file(getattr(value, "__file__", None) or PACKAGE)
     if isinstance(value, type):
         return _is_library_class(value)
     kind = type(value)
@@ -665,10 +660,4 @@ def _is_library_class(kind: type) -> bool:
     if kind.__module__ in ("builtins", "__main__"):
         return False
     file = getattr(sys.modules.get(kind.__module__), "__file__", None)
-    return file is not None and _is_library_file(file)
-
-
-@functools.lru_cache(maxsize=4096)
-def _is_library_file(path: str) -> bool:
-    path = os.path.realpath(path)
-    return path.startswith((PACKAGE, *_LIBRARIES)) and not path.startswith("<")
+    return file is not None and is_library_file(file)

@@ -8,16 +8,14 @@ and containers that the body returned around its Tensors.
 
 from __future__ import annotations
 
-import os
 import re
-import sysconfig
 from collections.abc import Iterator, Sequence
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from regrad.core.callers import PACKAGE
+from regrad.core.callers import is_library_file
 from regrad.core.pytrees import exactly
 from regrad.errors import StaleError
 
@@ -28,7 +26,6 @@ if TYPE_CHECKING:
     from regrad.transforms.traces import Trace
 
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
-_NOT_THEIRS = (PACKAGE, sysconfig.get_path("purelib") + os.sep)
 
 Constant: TypeAlias = tuple[Any, ...]  # the mark of a constant; see `_content`
 
@@ -194,6 +191,6 @@ def _where(equation: JaxprEqn | None) -> str:
     # (JAX does not document where it keeps the traceback; without it, the message is shorter.)
     traceback = getattr(getattr(equation, "source_info", None), "traceback", None)
     for frame in getattr(traceback, "frames", ()):
-        if not frame.file_name.startswith(_NOT_THEIRS):
+        if not is_library_file(frame.file_name):
             return f", at {frame.file_name}:{frame.line_num} ({frame.function_name})"
     return ""
