@@ -167,7 +167,7 @@ def spread(
     is_module: Callable[[Any], bool] = lambda what: False,
     outer: at | None = None,
 ) -> dict[Any, Any]:
-    """Return a map without nested maps. The keys that name a place are `at`s.
+    """Return a map without nested maps. The keys that name a place are instances of `at`.
 
     Args:
         is_module: Returns whether a `what` is a class of modules, so that it selects whole modules.
@@ -359,7 +359,7 @@ class Places:
     """The keys of a map that name places, prepared for lookup by chain.
 
     Args:
-        keys: `at`s. None of them has a class of modules as its `what` (see `at.of_modules`).
+        keys: Instances of `at`. None has a class of modules as its `what`: see `at.of_modules`.
         steps: The modules of the model, in order; None if they are not known in advance.
 
     Raises:

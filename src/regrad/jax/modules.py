@@ -295,7 +295,7 @@ def _owners() -> Iterator[type]:
 
 @block
 def _replacing(owners: Any) -> Generator[None]:
-    """Replace the `__call__`s of these classes, and restore them after the last of all traces."""
+    """Replace `__call__` in these classes, and restore them after the last of all traces."""
     try:
         with _lock:
             for owner in owners:

@@ -83,8 +83,8 @@ class override(Report[KeyBinding]):
         keep: Functions with a custom derivative that keep it, instead of raising an error.
         model: A module of Flax (linen or nnx) or Equinox, whose parts have the names of its
             attributes: `rg.at("layers.0", "Tanh")`. Without it, places are the classes of modules,
-            `jax.named_scope`s, and the module names of Linen and Haiku. f must take the model, or
-            copies of it (as `jax.grad` makes them), as an argument, or close over it.
+            names of `jax.named_scope`, and the module names of Linen and Haiku. f must take the
+            model, or copies of it (as `jax.grad` makes them), as an argument, or close over it.
         values: Whether rules may replace values, as `rg.replace(forward)` does.
         order: By default, the rules apply at every order. With `order=1`, they define the first
             derivative alone: a derivative of it (`jax.grad` of `jax.grad`) differentiates the

@@ -128,7 +128,7 @@ gradient("SincDerivative")(lambda dy, x, n: dy * _sinc_derivative(x, n=n + 1))
 
 
 def _integral(xp: Namespace, t: Array, n: int) -> Any:
-    """Integrate by Gauss-Legendre, exact up to rounding for the few periods with |t| < n + 2."""
+    """Integrate by Gauss-Legendre, exact up to rounding for the few periods with `|t| < n + 2`."""
     nodes, weights = np.polynomial.legendre.leggauss(n + 12)
     total = xp.zeros_like(t)
     for node, weight in zip((nodes + 1) / 2, weights / 2, strict=True):

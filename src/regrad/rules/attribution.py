@@ -267,17 +267,19 @@ def attribute(
     The output is `f`, the inputs are `x`, the reference is `z`, and `h` is the output of the module
     `"h"`. The places `p` lie between `z` and `x`, and `Δh` is the step of `h` at a place.
 
-    | method | options | formula |
-    |---|---|---|
-    | input × gradient | | `inputs = (x - z) · df/dx` |
-    | integrated gradients | `along=integrated()` | `inputs = (x - z) · mean df/dx(p)` |
-    | internal influence | `along=integrated()` | `layer_gradients = mean df/dh(p)` |
-    | layer conductance | `along=conductance()` | `layers = sum df/dh(p) · Δh(p)` |
-    | neuron conductance | `along=integrated()`, | `inputs = ` |
-    | | `through=("h", i)` | `(x - z) · mean df/dhᵢ(p) · dhᵢ/dx(p)` |
-    | layer integrated gradients | `along=integrated()`, | `layers = (h(x) - h(z)) · mean df/dh`, |
-    | | `at="h"` | at places between `h(z)` and `h(x)` |
-    | expected gradients | `along=expected(zs)` | `inputs = mean (x - z) · df/dx(p)` |
+    ==========================  =====================  ======================================
+    method                      options                formula
+    ==========================  =====================  ======================================
+    input × gradient                                   `inputs = (x - z) · df/dx`
+    integrated gradients        `along=integrated()`   `inputs = (x - z) · mean df/dx(p)`
+    internal influence          `along=integrated()`   `layer_gradients = mean df/dh(p)`
+    layer conductance           `along=conductance()`  `layers = sum df/dh(p) · Δh(p)`
+    neuron conductance          `along=integrated()`,  `inputs =`
+                                `through=("h", i)`     `(x - z) · mean df/dhᵢ(p) · dhᵢ/dx(p)`
+    layer integrated gradients  `along=integrated()`,  `layers = (h(x) - h(z)) · mean df/dh`,
+                                `at="h"`               at places between `h(z)` and `h(x)`
+    expected gradients          `along=expected(zs)`   `inputs = mean (x - z) · df/dx(p)`
+    ==========================  =====================  ======================================
 
     Args:
         model: A `torch.nn.Module`, or a function of JAX, as for `lrp.relevance`.

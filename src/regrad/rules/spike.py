@@ -181,7 +181,7 @@ def q_pseudo_spike(slope: Above1 = 2.0, *, height: float = 1.0, shift: float = 0
 
 @_surrogate
 def nonzero_sign_log_abs(slope: Above0 = 1.0, *, shift: float = 0.0) -> Bump:
-    """Return a bump whose tails are 1 / |x| as a rule: `1 / (1 / slope + |x|)`.
+    """Return a bump whose tails decay as a rule: `1 / (1 / slope + |x|)`.
 
     Args:
         slope: The value at 0, above 0.

@@ -73,7 +73,8 @@ def shape_of(
     Args:
         op_types: The op types to which the function applies.
         dtype: The result's dtype; by default the first input's dtype. For several results, or a
-            dtype that depends on the attributes, return a `Spec` or a list of `Spec`s.
+            dtype that depends on the attributes, return a `Spec`, or a list with
+            a `Spec` for each result.
         overwrite: Replace the existing function of an op type.
 
     Returns:
