@@ -115,7 +115,7 @@ def test_group_norms_with_a_frozen_scale(name):
     (expected,) = torch.autograd.grad(due, x, dy)
     torch.testing.assert_close(torch.autograd.grad(y, x, dy)[0], expected)
     if norm.weight is not None:
-        with pytest.raises(RuleError, match="for a group norm, use the key F.group_norm"):
+        with pytest.raises(RuleError, match=r"for a group norm, use the key F\.group_norm"):
             fired({rg.at(norm): lrp.frozen_norm}, norm, x, model=norm).sum().backward()
 
 

@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
+from itertools import islice
 from typing import Any, NamedTuple
 
 import torch
@@ -41,12 +42,16 @@ def explain(
     ops = Ops(model, check is not None)
     with as_found(model, create_graph):
         run = TorchRun(model, inputs, target, reference, batch_axis, create_graph)
-        run.alone = run.apart()
+        alone = Ops(model, False)
+        with hooks([model.register_forward_pre_hook(lambda *_: alone.shapes.clear())]), alone:
+            run.alone = run.apart()
+        ops.alone = alone.shapes
         # (a loss has the true derivative of the relevance, by `order=1`)
         order = 1 if create_graph else None
         with gradient_override_map(rules, model=model, order=order) as used:
             total, found = run.differentiated(ops, layers)
-    known = [p.relevance(dx, run.half) for p, dx in zip(run.points, found, strict=False)]
+    pairs = zip(run.points, found, strict=False)
+    known = [p.relevance(dx, run.half, batch_axis) for p, dx in pairs]
     count = len(run.leaves)
     by_layer = dict(zip(run.layers, known[count:], strict=True))
     rows = ops.losses(found[len(run.points) :]) if check else None
@@ -61,9 +66,9 @@ class Point(NamedTuple):
     name: Any = None
     is_embedded: bool = False
 
-    def relevance(self, dx: torch.Tensor | None, half: int | None) -> torch.Tensor:
+    def relevance(self, dx: torch.Tensor | None, half: int | None, axis: int) -> torch.Tensor:
         """Return the relevance; with `half`, the relevance of differences to the second half."""
-        return self.summed(relevance_of(self.value, dx, half))
+        return self.summed(relevance_of(self.value, dx, half, axis))
 
     def summed(self, found: torch.Tensor) -> torch.Tensor:
         """Return shares; for a token, the sum over its embedding."""
@@ -397,6 +402,8 @@ class Ops(torch.overrides.TorchFunctionMode):
         self.checks: bool = checks
         self.paths: ModulePaths = ModulePaths({"": model})
         self.seen: list[tuple[tuple[str, str, str], list[Point], list[Point]]] = []
+        self.shapes: list[tuple[Any, tuple[int, ...]]] = []  # of each call
+        self.alone: list[tuple[Any, tuple[int, ...]]] = []  # of the calls for half of the batch
 
     @property
     def edges(self) -> list[Any]:
@@ -416,15 +423,30 @@ class Ops(torch.overrides.TorchFunctionMode):
                 "model.eval()"
             )
         if not self.checks:
-            return _copied(func(*args, **options), args)
+            return self._followed(func, func(*args, **options), args)
         xs: list[Point] = []
         args, options = tree_map(partial(self._alias, xs), (args, options))
-        y = _copied(func(*args, **options), args)
+        y = self._followed(func, func(*args, **options), args)
         ys = [point_of(each) for each in tensors((y,)) if each.requires_grad]
         if ys and xs:
             name = op_type_of(func) or function_name(func)
             self.seen.append(((self.paths.path, name, find_caller(LIBRARIES)), ys, xs))
         return y
+
+    def _followed(self, func: Callable[..., Any], y: Any, args: Any) -> Any:
+        """Return a result, copied if needed, whose batch is where a rule of pairs expects it."""
+        for x in islice(tensors((y,)), 1):
+            before = self.alone[len(self.shapes) : len(self.shapes) + 1]
+            self.shapes.append((func, tuple(x.shape)))
+            is_paired = before and runs.PAIRED & {getattr(_rule_of(x), "name", "")}
+            if is_paired and before[0][0] == func and len(x) != 2 * before[0][1][0]:
+                raise ArgumentError(
+                    f"relevance: {function_name(func)} ({find_caller(LIBRARIES)}) returned the "
+                    f"shape {before[0][1]} for the inputs, and {tuple(x.shape)} for inputs and "
+                    f"references, so the batch is not its first axis, where {_rule_of(x).name} "
+                    "reads it. Move the batch there, as batch_first=True does"
+                )
+        return _copied(y, args)
 
     def _alias(self, xs: list[Point], x: Any) -> Any:
         """Return an alias of a tensor for this call, whose gradient covers only this use."""
@@ -448,6 +470,12 @@ def _depends(func: Callable[..., Any], args: Any, options: Any) -> bool:
     """Return whether a function in training reads its whole batch or a random number."""
     given = inspect.signature(func).bind(*args, **options).arguments
     return bool(given.get("p", given.get("dropout_p", 1)))
+
+
+def _rule_of(x: torch.Tensor) -> Any:
+    """Return the rule of the op that returned a tensor, or None."""
+    known = getattr(x.grad_fn, "known", None)
+    return known[0].rule if isinstance(known, tuple) else None
 
 
 def _copied(y: Any, args: Any) -> Any:
