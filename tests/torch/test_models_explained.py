@@ -15,9 +15,10 @@ from regrad.errors import ArgumentError, RuleError
 from regrad.rules import lrp
 from regrad.rules.attribution import attribute, cam, integrated
 from tests.helpers.relevance_networks import VGG, fill, numbers
+from tests.torch.placed import Made
 from tests.torch.test_attribution import close
 
-X, Z = numbers(2, 3, seed=1), numbers(2, 3, seed=2)
+X, Z, W = numbers(2, 3, seed=1), numbers(2, 3, seed=2), numbers(3, 3, seed=3)
 
 
 @dataclass
@@ -150,6 +151,22 @@ def test_a_rule_of_pairs_needs_the_batch_on_the_first_axis(layer, steps):
     net, x = fill(SequenceFirst(layer, True)), numbers(3, steps, 4, seed=1)
     with pytest.raises(ArgumentError, match="so the batch is not its first axis, where"):
         lrp.relevance(net, x, 1, lrp.deep_lift(), reference=x.flip(0))
+
+
+def test_linear_maps_may_have_the_batch_on_another_axis():
+    net = fill(Made(lambda m, x: m.head((x.transpose(0, 1) @ W)[-1]), head=nn.Linear(3, 2)))
+    x = numbers(3, 4, 3, seed=1)
+    found = lrp.relevance(net, x, lambda y: (2 * y)[:, 1], lrp.deep_lift(), reference=x.flip(0))
+    assert abs(found.missing).max() < 1e-12 < abs(found.total).max()
+
+
+@pytest.mark.parametrize("batch", [1, 2])
+def test_a_rule_of_pairs_needs_the_model(batch):
+    net, x = fill(nn.Linear(3, 2)), numbers(batch, 3, seed=1)
+    with pytest.raises(ArgumentError, match=r"softmax .* runs after the model, in the target"):
+        lrp.relevance(
+            net, x, lambda y: y.softmax(-1)[:, 1], lrp.deep_lift(), reference=numbers(1, 3)
+        )
 
 
 class Noisy(nn.Module):

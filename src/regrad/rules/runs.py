@@ -191,9 +191,9 @@ def check_halves(total: Any, apart: Sequence[Any]) -> None:
         raise ArgumentError(
             "relevance: inputs and references run in one batch. In that batch the target differs "
             f"by {total.tolist()!s:.50}, and in separate runs by {alone.tolist()!s:.50}. With "
-            "reference=, the batch must be the first axis (or the batch_axis) of each input, and the "
-            "first axis of the outputs that the target reads, and examples must not depend on each "
-            "other. Move the batch; call model.eval() if the model is in training mode"
+            "reference=, the batch must be the first axis (or the batch_axis) of each input, and "
+            "the first axis of the outputs that the target reads, and examples must not depend on "
+            "each other. Move the batch; call model.eval() if the model is in training mode"
         )
 
 

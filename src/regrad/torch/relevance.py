@@ -22,6 +22,7 @@ from regrad.core.places import near_paths
 from regrad.errors import ArgumentError, kind
 from regrad.inspection.relevances import Loss, Relevance
 from regrad.rules import runs
+from regrad.rules.lrp_maps import LINEAR
 from regrad.rules.runs import loss_of, relevance_of
 from regrad.torch.bridge import is_differentiable
 from regrad.torch.host import DisableTorchFunction, settings_unlocked
@@ -43,9 +44,12 @@ def explain(
     with as_found(model, create_graph):
         run = TorchRun(model, inputs, target, reference, batch_axis, create_graph)
         alone = Ops(model, False)
-        with hooks([model.register_forward_pre_hook(lambda *_: alone.shapes.clear())]), alone:
+        handles = [
+            model.register_forward_pre_hook(lambda *_: alone.shapes.clear()),
+            model.register_forward_hook(lambda *_: setattr(ops, "alone", [*alone.shapes])),
+        ]
+        with hooks(handles), alone:
             run.alone = run.apart()
-        ops.alone = alone.shapes
         # (a loss has the true derivative of the relevance, by `order=1`)
         order = 1 if create_graph else None
         with gradient_override_map(rules, model=model, order=order) as used:
@@ -436,14 +440,21 @@ class Ops(torch.overrides.TorchFunctionMode):
     def _followed(self, func: Callable[..., Any], y: Any, args: Any) -> Any:
         """Return a result, copied if needed, whose batch is where a rule of pairs expects it."""
         for x in islice(tensors((y,)), 1):
-            before = self.alone[len(self.shapes) : len(self.shapes) + 1]
+            n, rule = len(self.shapes), getattr(_rule_of(x), "name", "")
             self.shapes.append((func, tuple(x.shape)))
-            is_paired = before and runs.PAIRED & {getattr(_rule_of(x), "name", "")}
-            if is_paired and before[0][0] == func and len(x) != 2 * before[0][1][0]:
+            if not self.alone or rule not in runs.PAIRED or _is_linear(rule, func, x):
+                continue
+            what = f"relevance: {function_name(func)} ({find_caller(LIBRARIES)})"
+            if n >= len(self.alone):
                 raise ArgumentError(
-                    f"relevance: {function_name(func)} ({find_caller(LIBRARIES)}) returned the "
-                    f"shape {before[0][1]} for the inputs, and {tuple(x.shape)} for inputs and "
-                    f"references, so the batch is not its first axis, where {_rule_of(x).name} "
+                    f"{what} runs after the model, in the target, where {rule} cannot compare "
+                    "inputs with references. Make it a part of the model, or omit its rule"
+                )
+            before, shape = self.alone[n]
+            if before == func and len(x) != 2 * shape[0]:
+                raise ArgumentError(
+                    f"{what} returned the shape {shape} for the inputs, and {tuple(x.shape)} for "
+                    f"inputs and references, so the batch is not its first axis, where {rule} "
                     "reads it. Move the batch there, as batch_first=True does"
                 )
         return _copied(y, args)
@@ -476,6 +487,12 @@ def _rule_of(x: torch.Tensor) -> Any:
     """Return the rule of the op that returned a tensor, or None."""
     known = getattr(x.grad_fn, "known", None)
     return known[0].rule if isinstance(known, tuple) else None
+
+
+def _is_linear(rule: str, func: Callable[..., Any], y: Any) -> bool:
+    """Return whether the mean gradient of a call is its own, for any pairs: it moves one factor."""
+    moving = [f for f, _ in y.grad_fn.next_functions if f is not None]
+    return rule == "mean_gradient" and op_type_of(func) in LINEAR and len(moving) == 1
 
 
 def _copied(y: Any, args: Any) -> Any:
