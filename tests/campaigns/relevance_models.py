@@ -169,11 +169,11 @@ def resnet() -> nn.Module:
     return torchvision.models.resnet18(weights=None, num_classes=10)
 
 
-def merged() -> nn.Module:
+def merged(model: nn.Module | None = None) -> nn.Module:
     """A ResNet-18 whose batch norms are merged into its convolutions, by PyTorch's own function."""
     from torch.nn.utils.fusion import fuse_conv_bn_eval
 
-    model = settled(resnet().eval())
+    model = settled(resnet().eval()) if model is None else model
     for module in [model, *model.modules()]:
         for name in [n for n, m in module.named_children() if isinstance(m, nn.BatchNorm2d)]:
             if isinstance(module, nn.Sequential):
@@ -184,6 +184,13 @@ def merged() -> nn.Module:
             setattr(module, str(put), fuse_conv_bn_eval(conv, getattr(module, name)))
             setattr(module, name, nn.Identity())
     return model
+
+
+def in_a_row(*activations: nn.Module) -> nn.Module:
+    """A convolution, activations, a pool, and dense layers."""
+    first, pool = nn.Conv2d(3, 8, 3, padding=1), nn.AvgPool2d(4)
+    dense = nn.Linear(512, 32), nn.Tanh(), nn.Linear(32, 10)
+    return nn.Sequential(first, *activations, pool, nn.Flatten(), *dense)
 
 
 def vit() -> nn.Module:
@@ -213,11 +220,11 @@ SIZES: dict[str, dict[str, Any]] = {
 class Language(nn.Module):
     """A language model of transformers: the logits that follow the last token."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, **options: Any) -> None:
         super().__init__()
         import transformers
 
-        config = getattr(transformers, f"{name}Config")(**SIZES[name])
+        config = getattr(transformers, f"{name}Config")(**SIZES[name], **options)
         config._attn_implementation = "sdpa"
         config.use_cache = False
         self.inner = getattr(transformers, HEADS[name])(config)
@@ -226,13 +233,24 @@ class Language(nn.Module):
         return self.inner(inputs_embeds=embedded).logits[:, -1]
 
 
+TEXT = "w5 w9 w33 w17 w40"
+
+
+def tokens() -> torch.Tensor:
+    return torch.tensor([[int(word[1:]) for word in TEXT.split()]])
+
+
 MODELS: dict[str, Callable[[], nn.Module]] = {
     "VGG": VGG, "ResNet-18": resnet, "ResNet-18, merged": merged, "DenseNet-121": densenet,
     "ViT": vit, "GPT-2": lambda: Language("GPT2"), "Llama": lambda: Language("Llama"),
     "a residual network of functions": Residual, "a residual network of modules": OfModules,
     "a mean over pixels, `x.mean((2, 3))`": Averaged, "a layer that runs twice": Twice,
     "`F.linear`": Weighted, "a layer that is made later": LastFirst,
-    "attention, written out": Attention,
+    "attention, written out": Attention, "ResNet-18, its norms": resnet,
+    "a convolutional network": lambda: in_a_row(nn.ReLU()),
+    "two activations, ReLU and ReLU": lambda: in_a_row(nn.ReLU(), nn.ReLU()),
+    "two activations, ReLU and Tanh": lambda: in_a_row(nn.ReLU(), nn.Tanh()),
+    "GPT-2 of tokens": lambda: Language("GPT2", initializer_range=0.2),
 }  # fmt: skip
 TWINS: dict[str, Callable[[], nn.Module]] = {
     "VGG": without_writing, "ResNet-18": resnet, "a residual network of functions": OfModules,
@@ -240,6 +258,8 @@ TWINS: dict[str, Callable[[], nn.Module]] = {
     "a layer that runs twice": lambda: Twice(True), "`F.linear`": lambda: Weighted(True),
     "a layer that is made later": lambda: LastFirst(True),
     "attention, written out": lambda: Attention(True),
+    "two activations, ReLU and ReLU": lambda: in_a_row(nn.ReLU(), nn.AvgPool2d(1), nn.ReLU()),
+    "two activations, ReLU and Tanh": lambda: in_a_row(nn.ReLU(), nn.AvgPool2d(1), nn.Tanh()),
 }  # fmt: skip
 
 
@@ -262,18 +282,27 @@ def built(name: str, twin: bool = False) -> nn.Module:
     model = (model if name.endswith("merged") else settled(model)).double().eval()
     if not twin:
         return model
+    if name == "ResNet-18, its norms":
+        return merged(model)
     other = TWINS[name]().double().eval()
     if isinstance(other, Twice):
         assert isinstance(model, Twice)
         other.first, other.head = model.first, model.head
         other.again.load_state_dict(model.first.state_dict())
     else:
-        other.load_state_dict(model.state_dict())
+        for mine, theirs in zip(other.parameters(), model.parameters(), strict=True):
+            mine.data = theirs.data
+        for mine, theirs in zip(other.buffers(), model.buffers(), strict=True):
+            mine.data = theirs.data
     return other
 
 
 def inputs(name: str) -> torch.Tensor:
     torch.manual_seed(1)
+    if name == "GPT-2 of tokens":
+        model = built(name)
+        assert isinstance(model, Language)
+        return model.inner.transformer.wte(tokens()).detach()
     if name in ("GPT-2", "Llama"):
         return torch.randn(8, 48, 128, dtype=torch.float64)
     return torch.randn(8, 3, 32, 32, dtype=torch.float64)

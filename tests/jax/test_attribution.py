@@ -81,7 +81,7 @@ class OfJax(nets.nnx.Module):
 
 
 @pytest.mark.slow(but=1)
-@pytest.mark.parametrize("kind", ["grad", "++", "layer", "hires"])
+@pytest.mark.parametrize("kind", ["grad", "++", "layer", "hires", "x", "element"])
 def test_maps_are_those_in_torch(kind):
     of, x = fill(Convolutions()), numbers(2, 2, 8, 8, seed=1)
     targets = [lambda y: y[:, 0], lambda y: -y[:, 0]]

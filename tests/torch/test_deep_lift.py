@@ -167,6 +167,56 @@ def test_layers_of_torch():
     assert abs(found.missing / found.total).max() < 1e-9
 
 
+class ByHand(nn.Module):
+    """The formulas of `nn.LSTM` and `nn.GRU`, in ops of torch, with the weights of a layer."""
+
+    def __init__(self, layer):
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x):
+        w, v, b, c = self.layer._flat_weights
+        h = s = x.new_zeros(len(x), self.layer.hidden_size)
+        for row in x.unbind(1):
+            given, held = row @ w.T + b, h @ v.T + c
+            if isinstance(self.layer, nn.LSTM):
+                i, f, g, o = (given + held).chunk(4, -1)
+                s = torch.sigmoid(f) * s + torch.sigmoid(i) * torch.tanh(g)
+                h = torch.sigmoid(o) * torch.tanh(s)
+            else:
+                (r, z, n), (p, q, m) = given.chunk(3, -1), held.chunk(3, -1)
+                z, n = torch.sigmoid(z + q), torch.tanh(n + torch.sigmoid(r + p) * m)
+                h = n + z * (h - n)
+        return h
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
+def test_recurrent_layers_are_their_formulas(kind):
+    layer = fill(kind(4, 6, batch_first=True))
+    model = Made(lambda m, x: m.layer(x)[0][:, -1], layer=layer)
+    given = numbers(3, 5, 4, seed=1), weighted, lrp.deep_lift()
+    found, due = (
+        lrp.relevance(m, *given, reference=numbers(1, 5, 4)) for m in (model, ByHand(layer))
+    )
+    torch.testing.assert_close(found.inputs, due.inputs, rtol=0, atol=1e-12)
+    assert abs(found.missing / found.total).max() < 1e-9
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.LSTMCell, nn.GRUCell])
+def test_the_differences_of_recurrent_layers_are_conserved(kind):
+    more = {} if "Cell" in kind.__name__ else {"num_layers": 2, "bidirectional": True}
+
+    def forward(m, x):  # (the batch is the second axis of a layer's input)
+        y = m.layer(x.transpose(0, 1) if more else x[:, 0])
+        y = y[0] if isinstance(y, tuple) else y
+        return y[-1] if more else y
+
+    model = Made(forward, layer=fill(kind(4, 6, **more)))
+    x, base = numbers(5, 2, 4, seed=1), numbers(1, 2, 4)
+    found = lrp.relevance(model, x, weighted, lrp.deep_lift(), reference=base)
+    assert abs(found.missing / found.total).max() < 1e-9 and abs(found.total).max() > 1e-2
+
+
 def test_kinks_within_an_op_are_reported():
     found = run(lambda x: x.norm(p=1, dim=-1), numbers(1, 2, seed=1), numbers(1, 2, seed=2))
     assert abs(found.missing).max() <= 1e-9 * abs(found.total).max()

@@ -232,6 +232,9 @@ class Residual(nn.Module):
         return self.head(self.block(F.relu(self.stem(x))).mean((2, 3)) ** 2)
 
 
+KINDS = ("grad", "++", "layer", "hires", "x", "element")
+
+
 def maps_by_hand(model, x, kind):
     """The map of the output of `norm`, pixel by pixel."""
     seen = []
@@ -256,11 +259,15 @@ def maps_by_hand(model, x, kind):
                         w[i, j] = max(slope, 0)
                     elif kind == "hires":
                         w[i, j] = slope
+                    elif kind == "x":
+                        w += slope * a[b, c, i, j] / a[b, c].sum()
+                    elif kind == "element" and slope * a[b, c, i, j] > 0:
+                        w[i, j] = slope
             heat[b] += w * a[b, c]
     return heat.clamp(min=0)
 
 
-@pytest.mark.parametrize("kind", ["grad", "++", "layer", "hires"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_maps(kind):
     model, x = fill(Residual()), numbers(2, 2, 6, 6, seed=1)
     due = maps_by_hand(model, x, kind)
@@ -288,7 +295,7 @@ def test_maps_of_tokens_and_of_layers_that_are_0():
     close(found, each.reshape(2, 2, 2))
     zero = nn.Sequential(nn.Conv2d(1, 1, 1), nn.ReLU(), nn.Flatten())
     zero[0].bias.data.fill_(-100.0)
-    for kind in ("grad", "++", "layer", "hires"):
+    for kind in KINDS:
         assert (cam(zero, torch.ones(1, 1, 2, 2), 0, "1", kind) == 0).all()
 
 

@@ -15,9 +15,10 @@ from regrad.errors import ArgumentError, RuleError
 from regrad.rules import lrp
 from regrad.rules.attribution import attribute, cam, integrated
 from tests.helpers.relevance_networks import VGG, fill, numbers
+from tests.torch.placed import Made
 from tests.torch.test_attribution import close
 
-X, Z = numbers(2, 3, seed=1), numbers(2, 3, seed=2)
+X, Z, W = numbers(2, 3, seed=1), numbers(2, 3, seed=2), numbers(3, 3, seed=3)
 
 
 @dataclass
@@ -113,8 +114,59 @@ def test_a_batch_on_another_axis(steps):
         close(found.total - found.missing, found.inputs.sum((0, 2)))
         assert found.total.shape == (2,)
     assert abs(found.missing).max() < 1e-10
-    with pytest.raises(ArgumentError, match="batches along axis 0, got batch_axis=1"):
-        lrp.relevance(net, x, 1, lrp.deep_lift(), reference=x, batch_axis=1)
+
+
+class SequenceFirst(nn.Module):
+    """A layer whose batch is the second axis, of sequences whose batch is the first or second."""
+
+    def __init__(self, layer, turns=False):
+        super().__init__()
+        self.layer, self.head, self.turns = layer, nn.Linear(4, 2), turns
+
+    def forward(self, x):
+        y = self.layer(x.transpose(0, 1) if self.turns else x)
+        return self.head((y[0] if isinstance(y, tuple) else y)[-1])
+
+
+@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize("kind", [nn.RNN, nn.LSTM, nn.GRU])
+def test_a_reference_on_another_axis(kind, count):
+    """(The steps of a recurrent layer have the batch on their first axis.)"""
+    x, base = numbers(5, 3, 4, seed=1), numbers(5, count, 4, seed=2)
+    net = fill(SequenceFirst(kind(4, 4)))
+    given = 1, lrp.deep_lift(), ["layer", "head"]
+    found = lrp.relevance(net, x, *given, reference=base, batch_axis=1)
+    turned = SequenceFirst(net.layer, True)
+    turned.head = net.head
+    due = lrp.relevance(turned, x.transpose(0, 1), *given, reference=base.transpose(0, 1))
+    close(found.inputs, due.inputs.transpose(0, 1))
+    close(found.layers["head"], due.layers["head"])
+    assert abs(found.missing).max() < 1e-9 * abs(found.total).max()
+    close(found.layers["layer"].sum((0, 2)), found.total)
+
+
+@pytest.mark.parametrize("steps", [4, 6, 7])
+@pytest.mark.parametrize("layer", [nn.LayerNorm(4), nn.GELU(), nn.MaxPool1d(1), nn.PReLU()])
+def test_a_rule_of_pairs_needs_the_batch_on_the_first_axis(layer, steps):
+    net, x = fill(SequenceFirst(layer, True)), numbers(3, steps, 4, seed=1)
+    with pytest.raises(ArgumentError, match="so the batch is not its first axis, where"):
+        lrp.relevance(net, x, 1, lrp.deep_lift(), reference=x.flip(0))
+
+
+def test_linear_maps_may_have_the_batch_on_another_axis():
+    net = fill(Made(lambda m, x: m.head((x.transpose(0, 1) @ W)[-1]), head=nn.Linear(3, 2)))
+    x = numbers(3, 4, 3, seed=1)
+    found = lrp.relevance(net, x, lambda y: (2 * y)[:, 1], lrp.deep_lift(), reference=x.flip(0))
+    assert abs(found.missing).max() < 1e-12 < abs(found.total).max()
+
+
+@pytest.mark.parametrize("batch", [1, 2])
+def test_a_rule_of_pairs_needs_the_model(batch):
+    net, x = fill(nn.Linear(3, 2)), numbers(batch, 3, seed=1)
+    with pytest.raises(ArgumentError, match=r"softmax .* runs after the model, in the target"):
+        lrp.relevance(
+            net, x, lambda y: y.softmax(-1)[:, 1], lrp.deep_lift(), reference=numbers(1, 3)
+        )
 
 
 class Noisy(nn.Module):

@@ -300,7 +300,7 @@ def test_recurrent_layers(kind, options, packed):
         states = state if isinstance(state, tuple) else (state,)
         return torch.cat([each.flatten() for each in (y, *states)])
 
-    gates = ["Sigmoid"] if kind in ("GRU", "LSTM", "projected") else []
+    gates = ["Sigmoid", "Mul"] if kind in ("GRU", "LSTM", "projected") else []
     for op_type in (act, "MatMul", *gates):
         value, their, y, dx = both(run, x, {op_type: op_type})
         assert torch.equal(y, value) or (options == "dropout" and torch.allclose(y, value))
@@ -443,8 +443,11 @@ def test_autocast():
 
 @pytest.mark.parametrize("more", [{}, {"AddV2": own_rule}, {"Mul": own_rule, "Reshape": own_rule}])
 def test_what_is_not_listed_is_torchs(more):
-    """Other keys do not change what a call means: bias, scale and layout are nobody's."""
-    for name in ("linear", "addmm", "attention", "lstm"):
+    """Other keys do not change what a call means: bias, scale and layout are nobody's.
+
+    (The gates of an LSTM are products, as its formula says.)
+    """
+    for name in ("linear", "addmm", "attention", *(["lstm"] if "Mul" not in more else [])):
         op_type, f, x = CALLS[name]
         with override({op_type: own_rule}):
             expected = first(f, x)

@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn.utils.fusion import fuse_conv_bn_eval, fuse_linear_bn_eval
 
 import regrad as rg
-from regrad.errors import ArgumentError
+from regrad.errors import ArgumentError, RuleError
 from regrad.rules import lrp
 from regrad.torch.host import settings_unlocked
 from tests.helpers.relevance_networks import fill, first_of, numbers, results_of
@@ -90,6 +90,33 @@ def test_norms_with_a_frozen_scale(name, whole, backward):
         y.backward(dy)
     dx = x.grad if backward else torch.autograd.grad(y, x, dy)[0]
     torch.testing.assert_close(dx, expected)
+
+
+GROUPED = {
+    "GroupNorm": (lambda: nn.GroupNorm(2, 4), F.group_norm, 2),
+    "without weight": (lambda: nn.GroupNorm(4, 4, affine=False), F.group_norm, 4),
+    "InstanceNorm": (lambda: nn.InstanceNorm1d(4, affine=True), F.instance_norm, 4),
+    "running": (lambda: nn.InstanceNorm1d(4, track_running_stats=True), F.instance_norm, 0),
+}
+
+
+@pytest.mark.parametrize("name", GROUPED)
+def test_group_norms_with_a_frozen_scale(name):
+    make, key, groups = GROUPED[name]
+    norm = fill(make())
+    x, dy = numbers(3, 4, 5).requires_grad_(), numbers(3, 4, 5, seed=1)
+    y = fired({key: lrp.frozen_norm}, norm, x, model=norm)
+    due = x / (1 + norm.eps) ** 0.5
+    if groups:
+        rows = x.reshape(3, groups, -1)
+        square = rows.var(-1, unbiased=False, keepdim=True) + norm.eps
+        due = ((rows - rows.mean(-1, keepdim=True)) / square.sqrt().detach()).reshape(x.shape)
+    due = due if norm.weight is None else due * norm.weight[:, None]
+    (expected,) = torch.autograd.grad(due, x, dy)
+    torch.testing.assert_close(torch.autograd.grad(y, x, dy)[0], expected)
+    if norm.weight is not None:
+        with pytest.raises(RuleError, match=r"for a group norm, use the key F\.group_norm"):
+            fired({rg.at(norm): lrp.frozen_norm}, norm, x, model=norm).sum().backward()
 
 
 # -- a reference, training mode, precision ---------------------------------------------------------

@@ -64,6 +64,11 @@ def explain(
     reference: Any,
 ) -> Relevance:  # fmt: skip
     """Return the relevance of the inputs of a JAX function; see `regrad.rules.lrp.relevance`."""
+    if batch_axis and reference is not None:
+        raise ArgumentError(
+            "relevance: in JAX, a reference is for batches along axis 0, got batch_axis="
+            f"{batch_axis}. Move the batch to the first axis"
+        )
     run = JaxRun(model, inputs, target, reference, batch_axis)
     xs = run.floats
     if run.half and xs and all(trace_of(x) is None for x in xs.values()):

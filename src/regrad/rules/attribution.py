@@ -381,6 +381,8 @@ def cam(
     | `"++"` | `relu(sum_c a_c · sum_hw(relu(g_c) / (2 + g_c · sum_hw(a_c))))` | Grad-CAM++ |
     | `"layer"` | `relu(sum_c a_c · relu(g_c))` | LayerCAM |
     | `"hires"` | `relu(sum_c a_c · g_c)` | HiResCAM |
+    | `"x"` | `relu(sum_c a_c · sum_hw(a_c · g_c) / sum_hw(a_c))` | XGrad-CAM |
+    | `"element"` | `sum_c relu(a_c · g_c)` | grad-cam's `GradCAMElementWise` |
 
     Args:
         model: A model, as for `attribute`.
@@ -388,7 +390,7 @@ def cam(
         target: Which output, as for `attribute`. For a list, the maps are stacked.
         layer: The path of a module whose output has the shape `(batch, channels, H, W)`, usually
             the last one before pooling.
-        kind: One of the four kinds.
+        kind: One of the six kinds.
         rules: A map of overrides. None is the plain gradient.
         size: The height and width to which the maps are resized, linearly. None leaves the maps in
             the size of the layer.
@@ -399,13 +401,14 @@ def cam(
         The maps, of shape `(batch, H, W)`. They are not normalized, and not below 0.
 
     Raises:
-        ArgumentError: kind is not one of the four, layer is not one module, or its output does not
+        ArgumentError: kind is not one of the six, layer is not one module, or its output does not
             have four axes; and the errors of `attribute`.
 
     Source: Selvaraju et al., "Grad-CAM" (2017), which has guided Grad-CAM too: a map times the
     gradients under `lrp.guided()`; Chattopadhay, Sarkar, Howlader and Balasubramanian,
     "Grad-CAM++" (2018), equation 19; Jiang, Zhang, Hou, Cheng and Wei, "LayerCAM" (2021); Draelos
-    and Carin, "HiResCAM" (2020); Captum's `LayerGradCam` and the package `grad-cam`.
+    and Carin, "HiResCAM" (2020); Fu et al., "Axiom-based Grad-CAM" (2020), for XGrad-CAM; Captum's
+    `LayerGradCam` and the package `grad-cam`.
 
     >>> import torch
     >>> from regrad.rules import attribution, lrp
@@ -442,9 +445,13 @@ def _sum_hw(v: Any) -> Any:
 
 
 def _plus_plus(a: Any, g: Any) -> Any:
-    below = 2 + g * _sum_hw(a)  # (g² cancels in equation 19)
+    return _sum_hw(_over(_positive(g), 2 + g * _sum_hw(a)))  # (g² cancels in equation 19)
+
+
+def _over(a: Any, b: Any) -> Any:
+    """Return a quotient, and 0 where the divisor is 0."""
     xp = backend_of(a).xp
-    return _sum_hw(xp.where(below == 0, 0 * g, _positive(g) / xp.where(below == 0, 1, below)))
+    return xp.where(b == 0, 0 * a, a / xp.where(b == 0, 1, b))
 
 
 _CAMS: dict[str, Callable[[Any, Any], Any]] = {
@@ -452,6 +459,8 @@ _CAMS: dict[str, Callable[[Any, Any], Any]] = {
     "++": _plus_plus,
     "layer": lambda a, g: _positive(g),
     "hires": lambda a, g: g,
+    "x": lambda a, g: _over(_sum_hw(a * g), _sum_hw(a)),
+    "element": lambda a, g: g * (a * g > 0),
 }
 
 

@@ -51,7 +51,6 @@ from regrad.rules.lrp_composites import epsilon_plus as epsilon_plus
 from regrad.rules.lrp_composites import epsilon_plus_flat as epsilon_plus_flat
 from regrad.rules.lrp_composites import excitation as excitation
 from regrad.rules.lrp_composites import guided as guided
-from regrad.rules.lrp_lines import MeanGradient
 from regrad.rules.lrp_lines import mean_gradient as mean_gradient
 from regrad.rules.lrp_maps import API, Rule, _named
 from regrad.rules.lrp_maps import alpha_beta as alpha_beta
@@ -70,7 +69,7 @@ from regrad.rules.lrp_others import rescale_max as rescale_max
 from regrad.rules.lrp_others import rescale_rrelu as rescale_rrelu
 from regrad.rules.lrp_others import reveal_cancel as reveal_cancel
 from regrad.rules.lrp_others import uniform as uniform
-from regrad.rules.runs import for_each, library_of
+from regrad.rules.runs import PAIRED, for_each, library_of
 
 
 def merge_norms(model: Any, rules: Mapping[Any, Any]) -> dict[Any, Any]:
@@ -196,14 +195,14 @@ def relevance(
             are paths in a model of Flax or Equinox: pass the model itself, and not a function that
             calls it.
         reference: For `deep_lift()`: the values to compare `inputs` with, of the same shapes, or of
-            one example. Inputs must be batches then, and so must be the outputs that the target
-            reads: the batch is the first axis. The model runs on both in one batch, and on each one
-            separately to compare. With a list of references, the result is the mean over the
+            one example. The model runs on both in one batch, and on each one separately to compare.
+            The batch must be the first axis of the outputs that the target reads, and of the ops
+            that have rules of pairs. With a list of references, the result is the mean over the
             references (DeepLiftSHAP).
         check: `"ops"` to report which ops lose relevance. (This also shows a norm that has no rule
             because it is composed of smaller ops outside of a module with a norm's name.)
         batch_axis: The axis of the examples in the inputs, by which `total` and `missing` are
-            reported for each example.
+            reported for each example. (In JAX, it is 0 with a reference.)
         create_graph: Whether the results have a history in PyTorch, so that a loss can contain
             them. Gradients of the loss by inputs and parameters are the derivatives of the
             relevance that the rules compute. In JAX, differentiate a function that calls
@@ -216,8 +215,8 @@ def relevance(
     Raises:
         ArgumentError: An argument has the wrong kind, no input can be differentiated, a layer does
             not run exactly once or returns no tensor, the target is not one of the outputs, a
-            reference is missing, an op runs in training mode, the output is random, or examples of
-            one batch depend on each other.
+            reference is missing, an op runs in training mode, the output is random, examples of
+            one batch depend on each other, or the batch is not where a rule reads it.
         PassedOverError: An op would keep its own gradient although a rule matches it.
         MissingPackageError: The library is not installed.
 
@@ -239,9 +238,8 @@ def relevance(
             f"relevance takes a dict of op types to rules, such as {call}; got "
             f"{getattr(rules, '__name__', kind(rules))}"
         )
-    pairs = (rescale, rescale_greater, rescale_max, rescale_rrelu, reveal_cancel)
     every = unmarked(spread(rules))[0].values()
-    if reference is None and any(r in pairs or isinstance(r, MeanGradient) for r in every):
+    if reference is None and any(getattr(r, "__name__", "") in PAIRED for r in every):
         raise ArgumentError(
             "relevance: the rules compare the inputs with a reference, as deep_lift() does. Pass "
             "one: reference=zeros_like(inputs)"

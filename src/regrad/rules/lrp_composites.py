@@ -388,10 +388,10 @@ def deep_lift(library: str = "torch") -> dict[Any, Any]:
     values; max pools share the differences of their outputs. Norms, softmax, products and quotients
     of two values, powers and gated activations have the average of their gradients from the
     reference to the input. Linear layers, sums and average pools need no rule. Attention
-    (`F.scaled_dot_product_attention`) counts as its two products and its softmax. In JAX, a norm is
-    the ops that it is composed of. An op without a rule (`torch.where` with a condition that
-    differs, `torch.amin`, a sort, an LSTM) has its own gradient, and `relevance` reports the
-    difference as `missing`.
+    (`F.scaled_dot_product_attention`) counts as its two products and its softmax, and `nn.LSTM` and
+    `nn.GRU` as the products and activations of their formulas. In JAX, a norm is the ops that it is
+    composed of. An op without a rule (`torch.where` with a condition that differs, `torch.amin`, a
+    sort) has its own gradient, and `relevance` reports the difference as `missing`.
 
     Args:
         library: `"torch"`, or `"jax"` for `relevance` of a JAX function.

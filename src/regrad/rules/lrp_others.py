@@ -107,14 +107,15 @@ def uniform(dy: Any, builtin: Any) -> Any:
 
 def frozen_norm(
     dy: Any, x: Any, y: Any, builtin: Any, weight: Any = None, bias: Any = ABSENT,
-    normalized_shape: Any = None, eps: Any = None,
+    normalized_shape: Any = None, eps: Any = None, num_groups: Any = None,
+    use_input_stats: Any = None,
 ) -> Any:  # fmt: skip
-    """Return the gradient of a layer norm or RMS norm whose scale is treated as a constant.
+    """Return the gradient of a norm whose scale is treated as a constant.
 
-    For `F.layer_norm`, `F.rms_norm`, and `rg.at(norm)` in PyTorch: the whole call of a module that
-    computes `weight * (x - mean) * scale + bias`, with or without the mean of x, over the axes of
-    its `weight` (without a weight, over the last axis). It conserves all relevance except for the
-    bias. (For an RMS norm it is the same as `pass_`.)
+    For `F.layer_norm`, `F.rms_norm`, `F.group_norm`, `F.instance_norm`, and `rg.at(norm)` in
+    PyTorch: the whole call of a module that computes `weight * (x - mean) * scale + bias`, with or
+    without the mean of x, over the axes of its `weight` (without a weight, over the last axis). It
+    conserves all relevance except for the bias. (For an RMS norm it is the same as `pass_`.)
 
     Args:
         dy: The incoming gradient.
@@ -125,6 +126,8 @@ def frozen_norm(
         bias: The bias, or None.
         normalized_shape: The shape of the normalized axes, which are the last axes.
         eps: The number that is added to the variance.
+        num_groups: The number of groups of channels, in a group norm.
+        use_input_stats: Whether an instance norm uses the statistics of its input.
 
     Returns:
         The gradient by the input, and None for the weight and the bias of a function.
@@ -144,9 +147,17 @@ def frozen_norm(
     >>> torch.allclose((x * dx).sum(), y[0, 2])
     True
     """
+    if use_input_stats or num_groups is not None:
+        groups = x.shape[1] if use_input_stats else num_groups
+        dx = _frozen_groups(dy, x, weight, eps, groups)
+        return dx, *[None] * (4 if use_input_stats else 2)
+    if use_input_stats is False:  # (the scale is a constant)
+        return builtin(dy)
     axes = tuple(range(-len(normalized_shape or getattr(weight, "shape", "1")), 0))
     same = _is_like(x, y) and _is_like(y, x) and len(x.shape) >= len(axes)
-    _check(same, "frozen_norm", "a norm, whose output has the shape of its input")
+    fits = weight is None or tuple(x.shape)[len(x.shape) - len(axes) :] == tuple(weight.shape)
+    what = "a norm over the last axes, whose output has the shape of its input (for a group norm, "
+    _check(same and fits, "frozen_norm", f"{what}use the key F.group_norm)")
     w, b = 1 if weight is None else weight, 0 if bias is None or bias is ABSENT else bias
     means = x.mean(axes, keepdims=True), 0
     if eps is not None and normalized_shape is not None:
@@ -172,6 +183,16 @@ def frozen_norm(
         builtin(dy)  # (for the parameters)
         return dx
     return dx if weight is None and bias is ABSENT else (dx, None, None)[: 2 + (bias is not ABSENT)]
+
+
+def _frozen_groups(dy: Any, x: Any, weight: Any, eps: Any, groups: int) -> Any:
+    """Return the gradient of a group norm, whose channels are the second axis."""
+    shape = len(x), groups, -1
+    dy = dy if weight is None else dy * weight.reshape((-1, *[1] * (len(x.shape) - 2)))
+    centered, dx = (
+        v.reshape(shape) - v.reshape(shape).mean(-1, keepdims=True) for v in (x, dy)
+    )  # fmt: skip
+    return (dx * ((centered**2).mean(-1, keepdims=True) + eps) ** -0.5).reshape(x.shape)
 
 
 def _check_batch(name: str, x: Any) -> int:

@@ -22,6 +22,10 @@ from regrad.errors import ArgumentError, kind
 from regrad.inspection.relevances import Loss, Relevance
 
 FIELDS = "__dataclass_fields__"
+# The rules that read inputs and references as the halves of the first axis.
+PAIRED = frozenset({
+    "rescale", "rescale_rrelu", "rescale_greater", "rescale_max", "reveal_cancel", "mean_gradient",
+})  # fmt: skip
 
 
 class RelevanceRun:
@@ -63,13 +67,9 @@ class RelevanceRun:
         return {name: x for name, x in self.values.items() if self.is_float(x)}
 
     def _refer(self, others: dict[Any, Any]) -> None:
-        if self.batch_axis:
-            raise ArgumentError(
-                f"relevance: a reference is for batches along axis 0, got batch_axis="
-                f"{self.batch_axis}. Move the batch to the first axis"
-            )
-        xs = self.floats
-        shapes = [(tuple(x.shape), (1, *x.shape[1:])) for x in xs.values()]
+        xs, axis = self.floats, self.batch_axis
+        one = [(*x.shape[:axis], 1, *x.shape[axis + 1 :]) for x in xs.values()]
+        shapes = [*zip((tuple(x.shape) for x in xs.values()), one, strict=True)]
         fit = others.keys() == xs.keys() and all(
             np.shape(others[name]) in each for name, each in zip(xs, shapes, strict=True)
         )
@@ -82,8 +82,8 @@ class RelevanceRun:
         for name, x in xs.items():
             xp = backend_of(x).xp
             other = xp.asarray(others[name], dtype=x.dtype, **placed_like(x))
-            self.half = len(x)
-            self.values[name] = xp.concat([x, xp.broadcast_to(other, x.shape)])
+            self.half = x.shape[axis]
+            self.values[name] = xp.concat([x, xp.broadcast_to(other, x.shape)], axis=axis)
 
     def explained(self, values: Mapping[Any, Any]) -> tuple[Any, Any]:
         """Run the model; return the value to differentiate, and the relevance to share."""
@@ -97,7 +97,7 @@ class RelevanceRun:
 
     def apart(self) -> list[Any]:
         """Return the target for the inputs alone, and for the references alone."""
-        parts = _halves(self.half) if self.half else []
+        parts = _halves(self.half, self.batch_axis) if self.half else []
         values = [tree_map(part, self.values) for part in parts]
         runs = [type(self)(self.model, each, self.target) for each in values]
         return [run.explained(run.values)[0] for run in runs]
@@ -167,8 +167,9 @@ def _in_parts(y: Any) -> tuple[str, str]:
     return found, f", such as lambda y: y{at}[:, 3]"
 
 
-def _halves(half: Any) -> list[Callable[[Any], Any]]:
+def _halves(half: Any, axis: int = 0) -> list[Callable[[Any], Any]]:
     """Return two functions of a batched array: they return the part of inputs and of references."""
+    before = (slice(None),) * axis
 
     def cut(part: slice, x: Any) -> Any:
         if is_dataclass(x):  # (as the outputs of transformers)
@@ -176,7 +177,8 @@ def _halves(half: Any) -> list[Callable[[Any], Any]]:
             inner = {n: tree_map(partial(cut, part), getattr(x, n)) for n in names}
             record: Any = x
             return type(record)(**inner) if isinstance(x, Mapping) else replace(record, **inner)
-        return x[part] if getattr(x, "shape", ())[:1] == (2 * half,) else x
+        fits = getattr(x, "shape", ())[axis : axis + 1] == (2 * half,)
+        return x[(*before, part)] if fits else x
 
     return [partial(cut, slice(half)), partial(cut, slice(half, None))]
 
@@ -189,9 +191,9 @@ def check_halves(total: Any, apart: Sequence[Any]) -> None:
         raise ArgumentError(
             "relevance: inputs and references run in one batch. In that batch the target differs "
             f"by {total.tolist()!s:.50}, and in separate runs by {alone.tolist()!s:.50}. With "
-            "reference=, the batch must be the first axis of each input and of the outputs that "
-            "the target reads, and examples must not depend on each other. Move the batch to the "
-            "first axis; call model.eval() if the model is in training mode"
+            "reference=, the batch must be the first axis (or the batch_axis) of each input, and "
+            "the first axis of the outputs that the target reads, and examples must not depend on "
+            "each other. Move the batch; call model.eval() if the model is in training mode"
         )
 
 
@@ -201,11 +203,12 @@ def share(x: Any, dx: Any) -> Any:
     return xp.zeros_like(x) if dx is None else xp.where(dx == 0, dx, x * dx)
 
 
-def relevance_of(x: Any, dx: Any, half: int | None = None) -> Any:
+def relevance_of(x: Any, dx: Any, half: int | None = None, axis: int = 0) -> Any:
     """Return the relevance of a value; with `half`, of differences from the second half of it."""
     if half is None:
         return share(nonzero(x), dx)
-    return share(nonzero(x[:half] - x[half:]), None if dx is None else dx[:half])
+    one, other = _halves(half, axis if x.shape[axis : axis + 1] == (2 * half,) else 0)
+    return share(nonzero(one(x) - other(x)), None if dx is None else one(dx))
 
 
 def balance(total: Any, shares: Sequence[Any], axis: int = 0) -> tuple[Any, Any]:

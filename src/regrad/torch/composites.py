@@ -187,7 +187,7 @@ def both(name: str, *columns: Any, **more: Any) -> Iterator[tuple[Any, Fused]]:
 _SUM = partial(products.add_product, products.matrix_product)
 _SUM_OF_ALL = partial(products.add_product, products.sum_of_products)
 _LAYERS = {  # recurrent layers, and the op types inside
-    "lstm": "MatMul Sigmoid Tanh", "gru": "MatMul Sigmoid Tanh",
+    "lstm": "MatMul Mul Sigmoid Tanh", "gru": "MatMul Mul Sigmoid Tanh",
     "rnn_tanh": "MatMul Tanh", "rnn_relu": "MatMul Relu",
 }  # fmt: skip
 

@@ -14,25 +14,25 @@ from regrad.torch.products import product
 
 
 def _lstm(op: Lookup) -> Callable[..., tuple[Any, ...]]:
-    sigmoid, tanh = op(torch.sigmoid), op(torch.tanh)
+    sigmoid, tanh, times = op(torch.sigmoid), op(torch.tanh), op(torch.mul)
 
     def step(given: Tensor, hidden: Tensor, h: Tensor, c: Tensor) -> tuple[Any, ...]:
         i, f, g, o = (given + hidden).chunk(4, -1)
-        c = sigmoid(f) * c + sigmoid(i) * tanh(g)
-        return sigmoid(o) * tanh(c), c
+        c = times(sigmoid(f), c) + times(sigmoid(i), tanh(g))
+        return times(sigmoid(o), tanh(c)), c
 
     return step
 
 
 def _gru(op: Lookup) -> Callable[..., tuple[Any, ...]]:
-    sigmoid, tanh = op(torch.sigmoid), op(torch.tanh)
+    sigmoid, tanh, times = op(torch.sigmoid), op(torch.tanh), op(torch.mul)
 
     def step(given: Tensor, hidden: Tensor, h: Tensor) -> tuple[Any, ...]:
         xr, xz, xn = given.chunk(3, -1)
         hr, hz, hn = hidden.chunk(3, -1)
         r, z = sigmoid(xr + hr), sigmoid(xz + hz)
-        n = tanh(xn + r * hn)
-        return (n + z * (h - n),)
+        n = tanh(xn + times(r, hn))
+        return (n + times(z, h - n),)
 
     return step
 

@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
+from itertools import islice
 from typing import Any, NamedTuple
 
 import torch
@@ -21,6 +22,7 @@ from regrad.core.places import near_paths
 from regrad.errors import ArgumentError, kind
 from regrad.inspection.relevances import Loss, Relevance
 from regrad.rules import runs
+from regrad.rules.lrp_maps import LINEAR
 from regrad.rules.runs import loss_of, relevance_of
 from regrad.torch.bridge import is_differentiable
 from regrad.torch.host import DisableTorchFunction, settings_unlocked
@@ -41,12 +43,19 @@ def explain(
     ops = Ops(model, check is not None)
     with as_found(model, create_graph):
         run = TorchRun(model, inputs, target, reference, batch_axis, create_graph)
-        run.alone = run.apart()
+        alone = Ops(model, False)
+        handles = [
+            model.register_forward_pre_hook(lambda *_: alone.shapes.clear()),
+            model.register_forward_hook(lambda *_: setattr(ops, "alone", [*alone.shapes])),
+        ]
+        with hooks(handles), alone:
+            run.alone = run.apart()
         # (a loss has the true derivative of the relevance, by `order=1`)
         order = 1 if create_graph else None
         with gradient_override_map(rules, model=model, order=order) as used:
             total, found = run.differentiated(ops, layers)
-    known = [p.relevance(dx, run.half) for p, dx in zip(run.points, found, strict=False)]
+    pairs = zip(run.points, found, strict=False)
+    known = [p.relevance(dx, run.half, batch_axis) for p, dx in pairs]
     count = len(run.leaves)
     by_layer = dict(zip(run.layers, known[count:], strict=True))
     rows = ops.losses(found[len(run.points) :]) if check else None
@@ -61,9 +70,9 @@ class Point(NamedTuple):
     name: Any = None
     is_embedded: bool = False
 
-    def relevance(self, dx: torch.Tensor | None, half: int | None) -> torch.Tensor:
+    def relevance(self, dx: torch.Tensor | None, half: int | None, axis: int) -> torch.Tensor:
         """Return the relevance; with `half`, the relevance of differences to the second half."""
-        return self.summed(relevance_of(self.value, dx, half))
+        return self.summed(relevance_of(self.value, dx, half, axis))
 
     def summed(self, found: torch.Tensor) -> torch.Tensor:
         """Return shares; for a token, the sum over its embedding."""
@@ -397,6 +406,8 @@ class Ops(torch.overrides.TorchFunctionMode):
         self.checks: bool = checks
         self.paths: ModulePaths = ModulePaths({"": model})
         self.seen: list[tuple[tuple[str, str, str], list[Point], list[Point]]] = []
+        self.shapes: list[tuple[Any, tuple[int, ...]]] = []  # of each call
+        self.alone: list[tuple[Any, tuple[int, ...]]] = []  # of the calls for half of the batch
 
     @property
     def edges(self) -> list[Any]:
@@ -416,15 +427,37 @@ class Ops(torch.overrides.TorchFunctionMode):
                 "model.eval()"
             )
         if not self.checks:
-            return _copied(func(*args, **options), args)
+            return self._followed(func, func(*args, **options), args)
         xs: list[Point] = []
         args, options = tree_map(partial(self._alias, xs), (args, options))
-        y = _copied(func(*args, **options), args)
+        y = self._followed(func, func(*args, **options), args)
         ys = [point_of(each) for each in tensors((y,)) if each.requires_grad]
         if ys and xs:
             name = op_type_of(func) or function_name(func)
             self.seen.append(((self.paths.path, name, find_caller(LIBRARIES)), ys, xs))
         return y
+
+    def _followed(self, func: Callable[..., Any], y: Any, args: Any) -> Any:
+        """Return a result, copied if needed, whose batch is where a rule of pairs expects it."""
+        for x in islice(tensors((y,)), 1):
+            n, rule = len(self.shapes), getattr(_rule_of(x), "name", "")
+            self.shapes.append((func, tuple(x.shape)))
+            if not self.alone or rule not in runs.PAIRED or _is_linear(rule, func, x):
+                continue
+            what = f"relevance: {function_name(func)} ({find_caller(LIBRARIES)})"
+            if n >= len(self.alone):
+                raise ArgumentError(
+                    f"{what} runs after the model, in the target, where {rule} cannot compare "
+                    "inputs with references. Make it a part of the model, or omit its rule"
+                )
+            before, shape = self.alone[n]
+            if before == func and len(x) != 2 * shape[0]:
+                raise ArgumentError(
+                    f"{what} returned the shape {shape} for the inputs, and {tuple(x.shape)} for "
+                    f"inputs and references, so the batch is not its first axis, where {rule} "
+                    "reads it. Move the batch there, as batch_first=True does"
+                )
+        return _copied(y, args)
 
     def _alias(self, xs: list[Point], x: Any) -> Any:
         """Return an alias of a tensor for this call, whose gradient covers only this use."""
@@ -448,6 +481,18 @@ def _depends(func: Callable[..., Any], args: Any, options: Any) -> bool:
     """Return whether a function in training reads its whole batch or a random number."""
     given = inspect.signature(func).bind(*args, **options).arguments
     return bool(given.get("p", given.get("dropout_p", 1)))
+
+
+def _rule_of(x: torch.Tensor) -> Any:
+    """Return the rule of the op that returned a tensor, or None."""
+    known = getattr(x.grad_fn, "known", None)
+    return known[0].rule if isinstance(known, tuple) else None
+
+
+def _is_linear(rule: str, func: Callable[..., Any], y: Any) -> bool:
+    """Return whether the mean gradient of a call is its own, for any pairs: it moves one factor."""
+    moving = [f for f, _ in y.grad_fn.next_functions if f is not None]
+    return rule == "mean_gradient" and op_type_of(func) in LINEAR and len(moving) == 1
 
 
 def _copied(y: Any, args: Any) -> Any:
