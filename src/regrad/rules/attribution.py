@@ -375,14 +375,16 @@ def cam(
 
     With `a` the output of the layer and `g` the gradient that arrives there:
 
-    | kind | map | method |
-    |---|---|---|
-    | `"grad"` | `relu(sum_c a_c · mean_hw(g_c))` | Grad-CAM |
-    | `"++"` | `relu(sum_c a_c · sum_hw(relu(g_c) / (2 + g_c · sum_hw(a_c))))` | Grad-CAM++ |
-    | `"layer"` | `relu(sum_c a_c · relu(g_c))` | LayerCAM |
-    | `"hires"` | `relu(sum_c a_c · g_c)` | HiResCAM |
-    | `"x"` | `relu(sum_c a_c · sum_hw(a_c · g_c) / sum_hw(a_c))` | XGrad-CAM |
-    | `"element"` | `sum_c relu(a_c · g_c)` | grad-cam's `GradCAMElementWise` |
+    ===========  ===============================================================  ===========
+    kind         map                                                              method
+    ===========  ===============================================================  ===========
+    `"grad"`     `relu(sum_c a_c · mean_hw(g_c))`                                 Grad-CAM
+    `"++"`       `relu(sum_c a_c · sum_hw(relu(g_c) / (2 + g_c · sum_hw(a_c))))`  Grad-CAM++
+    `"layer"`    `relu(sum_c a_c · relu(g_c))`                                    LayerCAM
+    `"hires"`    `relu(sum_c a_c · g_c)`                                          HiResCAM
+    `"x"`        `relu(sum_c a_c · sum_hw(a_c · g_c) / sum_hw(a_c))`              XGrad-CAM
+    `"element"`  `sum_c relu(a_c · g_c)`                                          elementwise
+    ===========  ===============================================================  ===========
 
     Args:
         model: A model, as for `attribute`.
