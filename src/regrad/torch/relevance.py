@@ -394,7 +394,7 @@ def _whole(x: torch.Tensor) -> torch.Tensor:
 def _apart(x: torch.Tensor) -> tuple[torch.Tensor, Callable[[torch.Tensor], torch.Tensor]]:
     """Return the values of a tensor, and a function that returns a tensor with other values.
 
-    The values of a sparse tensor are those of its pattern, and all others stay 0.
+    A sparse tensor keeps its pattern: entries outside the pattern stay 0.
     """
     *places, values = _dense_parts(x)
     if not is_sparse(x):
