@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 OPTIONAL = (
-    "accelerate", "autograd", "cloudpickle", "equinox", "flatbuffers", "flax", "graphviz", "haiku",
-    "jax", "jaxlib", "keras", "lightning", "matplotlib", "ml_dtypes", "mypy", "optax", "pyright",
-    "rich", "ruff", "safetensors", "sklearn", "torch", "tqdm",
+    "accelerate", "autograd", "cloudpickle", "diffrax", "equinox", "flatbuffers", "flax",
+    "graphviz", "haiku", "jax", "jaxlib", "keras", "lightning", "matplotlib", "ml_dtypes", "mypy",
+    "optax", "optimistix", "pyright", "rich", "ruff", "safetensors", "sklearn", "torch", "tqdm",
 )  # fmt: skip
 
 

@@ -53,6 +53,7 @@ def installed_by(text: str) -> frozenset[str]:
     wanted = [word.strip("'\",.") for line in INSTALLS.findall(text) for word in line.split()]
     plain = {MODULES.get(word, word) for word in wanted if word.isidentifier()}
     plain |= {"optax", "rich"} if "flax" in plain else set()  # it needs both
+    plain |= {"equinox"} if plain & {"diffrax", "optimistix"} else set()
     return frozenset().union(plain, *map(modules_of, EXTRAS.findall(" ".join(wanted))))
 
 

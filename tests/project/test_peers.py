@@ -1,5 +1,6 @@
 """Grids of other libraries do what they say; the pages of both are made of what was recorded."""
 
+import re
 import subprocess
 import sys
 
@@ -19,6 +20,7 @@ from tests.campaigns.peers import FIRES, RAISES, SILENT, WARNS
 from tests.campaigns.relevance_peers import AGREES, BOUND, KEPT
 from tests.campaigns.relevance_peers import RAISES as FAILS
 from tests.campaigns.relevance_peers import SILENT as WRONG
+from tests.helpers.paths import DOCS
 
 BY_NAME = {library.name: library for library in LIBRARIES}
 DIRECT = "called directly"
@@ -126,6 +128,17 @@ def test_every_case_of_layers_was_run_and_ours_is_right():
         assert e["outcome"] in (AGREES, WRONG, FAILS), e
         assert e["ours"] <= relevance_peers.BOUNDS.get(e["peer"], BOUND), e
         assert "ratio" not in e or e["outcome"] == AGREES, e
+
+
+def test_the_guide_to_maps_has_the_recorded_differences():
+    record = relevance_peers.PAGE.read_text(encoding="utf-8")
+    guide = (DOCS / "howto/cam.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `.*` \| `(\w+CAM\w*)` \| (.*) \| (.*) \| (.*) \|$", guide, re.M)
+    assert len(rows) == 4
+    for name, residual, *in_place in rows:
+        assert f"\n| ResNet-18 | {name} | grad-cam | {residual} |" in record
+        found = re.search(rf"\n\| VGG \| {name} \| grad-cam \| \D+ \| (\S+) \| (\S+) \|", record)
+        assert found and [*found.groups()] == in_place
 
 
 def test_relevance_is_kept_in_models_of_each_kind():

@@ -161,7 +161,7 @@ QUERIES = {
     "guided backprop": "saliency", "surrogate gradient": "spiking", "SNN": "spiking",
     "LRP": "relevance", "gradcheck": "check_rule", "vanishing gradient": "dead_network",
     "gradient clipping": "clipping", "Hessian-vector product": "second_order",
-    "custom op": "new_op",
+    "custom op": "new_op", "GNN": "graph_network", "message passing": "graph_network",
 }  # fmt: skip
 SEARCH = re.compile(r"^search: (.+)$", re.M)
 

@@ -284,7 +284,7 @@ def attribute(
     Args:
         model: A `torch.nn.Module`, or a function of JAX, as for `lrp.relevance`.
         inputs: Its argument; a tuple of them, or a dict of keyword arguments. Token ids count by
-            the `nn.Embedding` that reads them.
+            the `nn.Embedding` that reads them, and a sparse matrix by its entries.
         target: Which output: a class, a tensor of one for each example, or a function of the
             model's result (`lambda y: y.logits[:, -1, 3]`). Its sum is differentiated. For a list
             of targets, every array of the answer has the targets as its first axis.
@@ -315,6 +315,7 @@ def attribute(
         ArgumentError: an argument is of the wrong kind or shape, no input is differentiated, a
             module does not run once or has no tensor, the heads do not divide the width, the
             target is not one of the outputs, an op runs in training mode, or the output is random.
+        GradientError: with `create_graph`, a sparse matrix depends on the inputs.
         PassedOverError: an op would keep its own gradient, where a rule is for it.
         MissingPackageError: PyTorch is not installed.
 

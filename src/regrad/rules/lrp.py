@@ -183,8 +183,8 @@ def relevance(
     Args:
         model: A `torch.nn.Module`, or a function of JAX.
         inputs: The model's argument, a tuple of arguments, or a dict of keyword arguments. Float
-            tensors get relevance. Integer tensors get relevance at the `nn.Embedding` that reads
-            them.
+            tensors get relevance; a sparse matrix gets it at its entries, as a sparse matrix.
+            Integer tensors get relevance at the `nn.Embedding` that reads them.
         target: Selects the output to explain: a class, a tensor with one class per example, or, for
             any other output, a function of the model's result (`lambda y: y.logits[:, -1, 3]`).
             `relevance` differentiates the sum of the selected outputs. For a list of targets, every
@@ -217,6 +217,7 @@ def relevance(
             not run exactly once or returns no tensor, the target is not one of the outputs, a
             reference is missing, an op runs in training mode, the output is random, examples of
             one batch depend on each other, or the batch is not where a rule reads it.
+        GradientError: With `create_graph`, a sparse matrix depends on the inputs.
         PassedOverError: An op would keep its own gradient although a rule matches it.
         MissingPackageError: The library is not installed.
 

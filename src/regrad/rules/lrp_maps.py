@@ -100,6 +100,13 @@ def _check(fits: bool, name: str, what: str) -> None:
         )
 
 
+def _check_dense(what: str, instead: str, *values: Any) -> None:
+    """Raise for a sparse tensor of PyTorch."""
+    for layout in [str(getattr(v, "layout", "")) for v in values]:
+        if "sparse" in layout:
+            raise RuleError(f"{what} is a sparse matrix ({layout}). Use {instead}")
+
+
 def _check_linear(name: str, op: Any) -> None:
     inputs = {entry.name for entry in op.inputs}
     of_jax = [sys.modules.get(f"jax.{part}") for part in ("lax", "numpy", "nn")]
@@ -148,12 +155,10 @@ def _along(name: str, groups: tuple[_Group, ...], stabilizer: float) -> Rule:
         b: Any = None, bias: Any = ABSENT,
     ) -> Any:  # fmt: skip
         x, w = (a, b) if x is None else (x, w)
-        for layout in [str(getattr(v, "layout", "")) for v in (x, w)]:
-            if "sparse" in layout:
-                raise RuleError(
-                    f"{name}: the rule changes the entries of both factors, and one is a sparse "
-                    f"matrix ({layout}). Use lrp.epsilon() for this product, or a dense matrix"
-                )
+        _check_dense(
+            f"{name}: the rule changes the entries of both factors, and one",
+            "lrp.epsilon() for this product, or a dense matrix", x, w,
+        )  # fmt: skip
         xs, maps = zip(*[_changed(s, x, w, bias, forward) for s in shares], strict=True)
 
         def seeds(zs: Any) -> list[Any]:
@@ -215,6 +220,7 @@ def epsilon(epsilon: float = 1e-6) -> Rule:
 
     def rule(dy: Any, y: Any, builtin: Any, bias: Any = None) -> Any:
         _check(not isinstance(y, list | tuple), "epsilon", "an op with one result")
+        _check_dense("epsilon: the rule divides by the result, which", "a dense factor", y)
         return builtin(nonzero(y) * dy / _stable(y, epsilon))
 
     rule.along = _along("epsilon", (_Group((_Share(_same, _same, _same),)),), epsilon)  # pyright: ignore

@@ -101,7 +101,7 @@ def uniform(dy: Any, builtin: Any) -> Any:
     found = [dx for dx in dxs if dx is not None] if isinstance(dxs, Gradients) else []
     if not found:  # (one input, or no input with a gradient)
         return dxs
-    count: Any = sum(1 * (abs(dx).max() > 0) for dx in found)
+    count: Any = sum(1 * (abs(dx).sum() > 0) for dx in found)  # (a sparse one has no max)
     return dxs / count.clip(1, len(dxs))
 
 

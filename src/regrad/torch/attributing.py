@@ -9,11 +9,12 @@ from typing import Any
 import torch
 from torch import nn
 
+from regrad.core.containers import flatten
 from regrad.errors import ArgumentError, kind
 from regrad.inspection.relevances import Attribution
 from regrad.rules.along import Move, Ran, follow
 from regrad.torch.overriding import gradient_override_map
-from regrad.torch.relevance import Ops, TorchRun, as_found, named
+from regrad.torch.relevance import Ops, TorchRun, as_found, check_dense, named
 
 
 def attributed(
@@ -24,6 +25,8 @@ def attributed(
     if not isinstance(model, nn.Module):
         raise ArgumentError(f"attribute expected a torch.nn.Module, got {kind(model)}")
     counts = _counts(heads, dict(model.named_modules()))
+    if reference is not None or (along and along.references is not None):
+        check_dense(flatten(inputs)[0])
     order = 1 if create_graph else None
     scope = gradient_override_map(rules, model=model, order=order) if rules else nullcontext()
     with as_found(model, create_graph), scope as used:
@@ -31,7 +34,7 @@ def attributed(
         def run(given: Any, move: Move) -> Ran:
             places = {"move": move, "at": at, "through": through}
             made = TorchRun(model, given, target, None, batch_axis, create_graph, **places)
-            total, dxs = made.differentiated(Ops(model, False), layers, counts)
+            total, dxs = made.differentiated(Ops(model, False, create_graph), layers, counts)
             return Ran([point.value for point in made.points], dxs, total, made)
 
         answer = follow(run, inputs, along, reference, batch_axis)

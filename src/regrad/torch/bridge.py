@@ -229,6 +229,11 @@ def or_zeros(dx: torch.Tensor | None, x: torch.Tensor) -> torch.Tensor:
     return torch.zeros_like(x) if dx is None else dx
 
 
+def alias(x: torch.Tensor) -> torch.Tensor:
+    """Return a tensor with a node of its own in the graph: a view, or a copy if x is sparse."""
+    return x.view_as(x) if x.layout is torch.strided else x.clone()
+
+
 def is_differentiable(x: torch.Tensor) -> bool:
     """Return whether a torch tensor can have a gradient."""
     return x.is_floating_point() or x.is_complex()

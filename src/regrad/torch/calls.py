@@ -20,7 +20,7 @@ from regrad.core.tape import Place, Spec, put, record_of
 from regrad.core.tensor import Tensor, wrap
 from regrad.errors import GradientError, RuleError
 from regrad.torch.apart import TorchOwnCall
-from regrad.torch.bridge import apply, bridge, is_differentiable, push_forward, run, shield
+from regrad.torch.bridge import alias, apply, bridge, is_differentiable, push_forward, run, shield
 from regrad.torch.derivatives import (
     TorchGradient,
     converted,
@@ -309,7 +309,7 @@ class Overridden(torch.autograd.Function, metaclass=Silent):
             return y
         for x in xs:
             if y is x:  # (`conj` of a real tensor)
-                return y.view_as(y)
+                return alias(y)
         return y
 
     @staticmethod

@@ -11,7 +11,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from regrad.core.containers import replaced
 from regrad.errors import GradientError
-from regrad.torch.bridge import is_differentiable, or_zeros
+from regrad.torch.bridge import alias, is_differentiable, or_zeros
 from regrad.torch.host import (
     DisableTorchFunction,
     DispatchMode,
@@ -34,7 +34,7 @@ class TorchGradient:
 
     def __init__(self, function: Callable[..., Any], xs: Tensors) -> None:
         with DisableTorchFunction():
-            xs = [x.view_as(x) if x.requires_grad else x for x in xs]  # used in this call only
+            xs = [alias(x) if x.requires_grad else x for x in xs]  # used in this call only
         self.xs: Tensors = xs
         self.nodes: list[Any] = [x.grad_fn for x in xs]
         y = function(*xs)

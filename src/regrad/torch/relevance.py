@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
 from itertools import islice
@@ -19,12 +19,12 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from regrad.core.callers import find_caller
 from regrad.core.containers import tree_map
 from regrad.core.places import near_paths
-from regrad.errors import ArgumentError, kind
+from regrad.errors import ArgumentError, GradientError, kind
 from regrad.inspection.relevances import Loss, Relevance
 from regrad.rules import runs
 from regrad.rules.lrp_maps import LINEAR
 from regrad.rules.runs import loss_of, relevance_of
-from regrad.torch.bridge import is_differentiable
+from regrad.torch.bridge import alias, is_differentiable
 from regrad.torch.host import DisableTorchFunction, settings_unlocked
 from regrad.torch.nodes import LIBRARIES, tensors
 from regrad.torch.overriding import gradient_override_map
@@ -40,7 +40,7 @@ def explain(
     """Return the relevance of a model's inputs; see `regrad.rules.lrp.relevance`."""
     if not isinstance(model, nn.Module):
         raise ArgumentError(f"relevance expected a torch.nn.Module, got {kind(model)}")
-    ops = Ops(model, check is not None)
+    ops = Ops(model, check is not None, create_graph)
     with as_found(model, create_graph):
         run = TorchRun(model, inputs, target, reference, batch_axis, create_graph)
         alone = Ops(model, False)
@@ -73,6 +73,13 @@ class Point(NamedTuple):
     def relevance(self, dx: torch.Tensor | None, half: int | None, axis: int) -> torch.Tensor:
         """Return the relevance; with `half`, the relevance of differences to the second half."""
         return self.summed(relevance_of(self.value, dx, half, axis))
+
+    def pair(self, dx: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Return the value and a gradient; of sparse ones, the products and their factor of 1."""
+        if dx is None or not is_sparse(self.value):
+            return self.value, dx
+        products = (self.value.to_sparse() * dx.to_sparse()).coalesce().values()
+        return products, torch.ones_like(products)
 
     def summed(self, found: torch.Tensor) -> torch.Tensor:
         """Return shares; for a token, the sum over its embedding."""
@@ -127,11 +134,17 @@ class TorchRun(runs.RelevanceRun):
         self.heads: dict[str, Point] = {}
         self.units: dict[str, Point] = {}
         self.placed: dict[str, torch.Tensor] = {}
+        self.rebuilt: dict[Any, Callable[[torch.Tensor], torch.Tensor]] = {}
         for name, x in self.floats.items():
             if x.dtype == torch.float16:
                 raise ArgumentError("relevance: float16 is too coarse; use bfloat16 or float32")
             if not self.at:
-                self.values[name] = self._leaf(name, x.clone() if keeps else x.detach().clone())
+                values, self.rebuilt[name] = _apart(x if keeps else x.detach())
+                self.values[name] = self.rebuilt[name](self._leaf(name, values.clone()))
+
+    def _refer(self, others: dict[Any, Any]) -> None:
+        check_dense(self.floats.values())
+        super()._refer(others)
 
     def is_float(self, x: Any) -> bool:
         return isinstance(x, torch.Tensor) and is_differentiable(x)
@@ -144,6 +157,10 @@ class TorchRun(runs.RelevanceRun):
     def by_name(self, found: Sequence[torch.Tensor]) -> list[tuple[Any, torch.Tensor]]:
         """Return the results for the leaves, each with the name of its input."""
         return [(p.name, share) for p, share in zip(self.leaves, found, strict=True)]
+
+    def as_given(self, found: Iterable[tuple[Any, Any]]) -> Any:
+        same = self.rebuilt.get
+        return super().as_given([(name, same(name, _whole)(share)) for name, share in found])
 
     def chosen(self, y: Any) -> torch.Tensor:
         if not self.leaves and not self.placed:
@@ -231,10 +248,10 @@ class TorchRun(runs.RelevanceRun):
         x = x[0] if isinstance(x, tuple | list) and x else x
         if name in where:
             raise ArgumentError(f"relevance: the module {name!r} ran more than once")
-        if not isinstance(x, torch.Tensor) or not x.requires_grad:
+        if not isinstance(x, torch.Tensor) or is_sparse(x) or not x.requires_grad:
             raise ArgumentError(
                 f"relevance: the module {name!r} {'returned' if ys else 'was called with'} "
-                f"{kind(x)}, expected a tensor that depends on the inputs"
+                f"{kind(x)}, expected a dense tensor that depends on the inputs"
             )
         where[name] = point_of(x, keeps=self.keeps)
 
@@ -262,8 +279,8 @@ class TorchRun(runs.RelevanceRun):
         given = args[0].data_ptr(), args[0].numel()
         for name, ids in self.values.items():
             # (the same tokens, in any shape; with a reference, the tokens of both runs)
-            same = isinstance(ids, torch.Tensor) and (ids.data_ptr(), ids.numel()) == given
-            if same and self.half is None:
+            dense = isinstance(ids, torch.Tensor) and not is_sparse(ids) and self.half is None
+            if dense and (ids.data_ptr(), ids.numel()) == given:
                 with DisableTorchFunction():
                     leaf = self.embedded.get((module, name, y.shape))
                     if leaf is None:
@@ -271,6 +288,21 @@ class TorchRun(runs.RelevanceRun):
                     self.embedded[module, name, y.shape] = leaf
                     return leaf
         return None
+
+
+def is_sparse(x: torch.Tensor) -> bool:
+    """Return whether a tensor has a layout without strides."""
+    return x.layout is not torch.strided
+
+
+def check_dense(inputs: Iterable[Any]) -> None:
+    """Raise if an input is sparse, because a reference may have entries in other places."""
+    for x in inputs:
+        if isinstance(x, torch.Tensor) and is_sparse(x):
+            raise ArgumentError(
+                f"relevance: a reference is for dense inputs, got a sparse matrix ({x.layout}). "
+                "Pass its values as the input, and make the matrix in the model"
+            )
 
 
 def random_states(model: nn.Module) -> list[torch.Tensor]:
@@ -354,7 +386,7 @@ def as_found(model: nn.Module, learns: bool = False) -> Generator[None]:
 
 def _dense_parts(x: torch.Tensor) -> list[torch.Tensor]:
     """Return the dense tensors of which a sparse tensor consists, or the tensor itself."""
-    if x.layout is torch.strided:
+    if not is_sparse(x):
         return [x]
     if x.layout is torch.sparse_coo:
         x = x.coalesce()
@@ -362,6 +394,26 @@ def _dense_parts(x: torch.Tensor) -> list[torch.Tensor]:
     if x.layout in (torch.sparse_csr, torch.sparse_bsr):
         return [x.crow_indices(), x.col_indices(), x.values()]
     return [x.ccol_indices(), x.row_indices(), x.values()]
+
+
+def _whole(x: torch.Tensor) -> torch.Tensor:
+    return x
+
+
+def _apart(x: torch.Tensor) -> tuple[torch.Tensor, Callable[[torch.Tensor], torch.Tensor]]:
+    """Return the values of a tensor, and a function that returns a tensor with other values.
+
+    A sparse tensor keeps its pattern: entries outside the pattern stay 0.
+    """
+    *places, values = _dense_parts(x)
+    if not is_sparse(x):
+        return values, _whole
+    if x.layout is torch.sparse_coo:
+        made, options = torch.sparse_coo_tensor, {"is_coalesced": True}
+    else:
+        made, options = torch.sparse_compressed_tensor, {"layout": x.layout}
+    make: Callable[..., torch.Tensor] = partial(made, *places, size=x.shape, **options)
+    return values, lambda v: make(v, check_invariants=False)
 
 
 @contextmanager
@@ -401,9 +453,10 @@ class Ops(torch.overrides.TorchFunctionMode):
     copy.
     """
 
-    def __init__(self, model: nn.Module, checks: bool) -> None:
+    def __init__(self, model: nn.Module, checks: bool, keeps: bool) -> None:
         super().__init__()
         self.checks: bool = checks
+        self.keeps: bool = keeps
         self.paths: ModulePaths = ModulePaths({"": model})
         self.seen: list[tuple[tuple[str, str, str], list[Point], list[Point]]] = []
         self.shapes: list[tuple[Any, tuple[int, ...]]] = []  # of each call
@@ -425,6 +478,12 @@ class Ops(torch.overrides.TorchFunctionMode):
                 f"relevance: {function_name(func)} runs in training mode ({find_caller(LIBRARIES)})"
                 ", so a result depends on the other examples or on random numbers. Call "
                 "model.eval()"
+            )
+        if self.keeps and any(x.requires_grad for x in tensors((args, options)) if is_sparse(x)):
+            raise GradientError(  # (a TypeError would vanish in an operator)
+                f"relevance: {function_name(func)} takes a sparse matrix that depends on the "
+                f"inputs ({find_caller(LIBRARIES)}), and PyTorch has no second derivative of it. "
+                "With create_graph=True, use a dense matrix, or index_add of the products of edges"
             )
         if not self.checks:
             return self._followed(func, func(*args, **options), args)
@@ -464,7 +523,7 @@ class Ops(torch.overrides.TorchFunctionMode):
         if not isinstance(x, torch.Tensor) or not x.requires_grad:
             return x
         with DisableTorchFunction():
-            mine = x.view_as(x)
+            mine = alias(x)
         xs.append(point_of(mine))
         return mine
 
@@ -472,7 +531,7 @@ class Ops(torch.overrides.TorchFunctionMode):
         """Return the loss of each op."""
         gradients = iter(found)
         return [
-            loss_of(*where, *[[(p.value, next(gradients)) for p in points] for points in ends])
+            loss_of(*where, *[[p.pair(next(gradients)) for p in points] for points in ends])
             for where, *ends in self.seen
         ]
 
@@ -500,7 +559,9 @@ def _copied(y: Any, args: Any) -> Any:
     if not isinstance(y, torch.Tensor) or not isinstance(y.grad_fn, BackwardCFunction):
         return y
     with DisableTorchFunction():
+        if is_sparse(y):  # (it has no storage)
+            return y.clone()
         place = y.untyped_storage().data_ptr()
-        dense = [x for x in tensors(args) if x.layout is torch.strided]  # (others have no storage)
+        dense = [x for x in tensors(args) if not is_sparse(x)]
         shares = any(x.untyped_storage().data_ptr() == place for x in dense)
         return y if shares else y.clone()

@@ -18,7 +18,7 @@ from regrad.inspection.checks import Flat, Library, checked, explained, settings
 from regrad.inspection.kinds import LARGEST
 from regrad.inspection.recorder import Named, Tool
 from regrad.testing import raising
-from regrad.torch.bridge import pulled
+from regrad.torch.bridge import alias, pulled
 from regrad.torch.host import DisableTorchFunction
 from regrad.torch.seeing.arrays import as_array, at_rest, floats, is_float, wide
 from regrad.torch.seeing.modules import ModulePaths, Unseen, argument_paths, found_in
@@ -319,7 +319,7 @@ def _stale(op: OpNote, passed: tuple[list[Any], dict[str, Any]], seed: int) -> l
     try:
         xs = [x.detach().clone().requires_grad_() for x in op.xs]
         with at_rest(seed), torch.enable_grad():
-            held = [x.view_as(x) for x in xs]  # (an in-place op must not change a leaf)
+            held = [alias(x) for x in xs]  # (an in-place op must not change a leaf)
             ys = op.again(held)
         if [y.shape for y in ys] != [dy.shape for dy in dys] or _is_random(op, ys, seed):
             return []

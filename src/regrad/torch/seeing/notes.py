@@ -20,7 +20,7 @@ from regrad.core import containers
 from regrad.core.containers import replaced
 from regrad.core.rule import place
 from regrad.inspection.recorder import RuleKind, SeenOp
-from regrad.torch.bridge import Bridge, or_zeros, pulled
+from regrad.torch.bridge import Bridge, alias, or_zeros, pulled
 from regrad.torch.calls import Overridden, RuleCall
 from regrad.torch.custom import Custom, CustomTorchCall, custom_grad
 from regrad.torch.functions import Ruled
@@ -194,7 +194,7 @@ class OpNote(SeenOp):
         """Return torch's own gradients of the op, for incoming gradients; None without a path."""
         xs = [x.detach().clone().requires_grad_() for x in self.xs]
         with torch.enable_grad():
-            ys = self.own([x.view_as(x) for x in xs])
+            ys = self.own([alias(x) for x in xs])
             return pulled(ys, xs, [or_zeros(dy, y) for dy, y in zip(dys, ys, strict=False)])
 
     def true(self, dys: Sequence[Any]) -> list[tuple[str, torch.Tensor]]:
