@@ -58,6 +58,8 @@ public:
 # The same packages, and the packages in the docstrings of the three modules.
 peers:
 	$(PYTHON) -m tests.campaigns.relevance_peers $(ARGS)
+	$(PYTHON) -m tests.campaigns.relevance_peers --layers
+	$(PYTHON) -m tests.campaigns.relevance_peers --more
 	$(PYTHON) -m tests.campaigns.relevance_peers --lost
 	$(PYTHON) -m tests.campaigns.relevance_peers page
 	$(PYTHON) -m tests.campaigns.quantize_peers

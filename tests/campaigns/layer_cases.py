@@ -15,9 +15,13 @@ from torch import nn
 
 from tests.campaigns.relevance_cases import Case
 
+PACKAGES = ("torch", "torchvision", "captum", "grad-cam")
 LAYERS = {"VGG": "features.3", "ResNet-18": "layer3.0"}
 WRITTEN = {"VGG": "features.2"}  # (a convolution whose output a ReLU writes over)
-MAPS = {"grad": "GradCAM", "++": "GradCAMPlusPlus", "layer": "LayerCAM", "hires": "HiResCAM"}
+MAPS = {
+    "grad": "GradCAM", "++": "GradCAMPlusPlus", "layer": "LayerCAM", "hires": "HiResCAM",
+    "x": "XGradCAM", "element": "GradCAMElementWise",
+}  # fmt: skip
 
 
 def names() -> dict[str, Any]:

@@ -17,8 +17,9 @@ from tests.campaigns.relevance_cases import names as relevance_names
 from tests.campaigns.relevance_models import TEXT, tokens
 
 PACKAGES = ("torch", "torchvision", "transformers", "zennit", "captum", "shap", "inseq")
+DEEP = "deep = shap.DeepExplainer(model, x[:3])\nR = torch.tensor(deep.shap_values(x)[..., 3])"
+OURS = "R = lrp.relevance(model, x, 3, lrp.deep_lift(), reference=[*x[:3, None]]).inputs"
 PLAIN, BLOCK = "a convolutional network", "transformer.h.1.mlp"
-ROWS = {"two activations, ReLU and ReLU": "1", "two activations, ReLU and Tanh": "1"}
 
 
 def names() -> dict[str, Any]:
@@ -71,32 +72,28 @@ def same_numbers(x: torch.Tensor) -> Generator[None]:
 
 
 def wrong_cases() -> Iterator[Case]:
-    model, note = "ResNet-18, its norms", "`eps` of the norm, which it leaves beside the merged one"
-    for name, theirs in (
-        ("excitation", "ExcitationBackprop"), ("epsilon_plus", "EpsilonPlus"),
-        ("epsilon_alpha2_beta1", "EpsilonAlpha2Beta1"),
-        ("epsilon_alpha2_beta1_flat", "EpsilonAlpha2Beta1Flat"),
+    note = "the merged norm keeps its `eps`, and scales by 1 / √(1 + `eps`)"
+    for eps, name, theirs in (
+        ("1e-5", "excitation", "ExcitationBackprop"), ("1e-5", "epsilon_plus", "EpsilonPlus"),
+        ("1e-5", "epsilon_alpha2_beta1", "EpsilonAlpha2Beta1"),
+        ("1e-3", "excitation", "ExcitationBackprop"), ("1e-3", "epsilon_plus", "EpsilonPlus"),
+        ("1e-3", "epsilon_alpha2_beta1", "EpsilonAlpha2Beta1"),
     ):  # fmt: skip
+        model = f"ResNet-18, norms of `eps={eps}`"
         small = "stabilizer=1e-12" + (", epsilon=1e-12" if "epsilon" in name else "")
-        with_norms = f"{theirs}({small}, canonizers=[ResNetBasicBlockCanonizer()])"
+        with_norms = f"{theirs}({small}, canonizers=[ResNetCanonizer()])"
         yield Case(model, name, "zennit", relevance(f"lrp.merge_norms(model, lrp.{name}({small}))"),
                    of_zennit(with_norms), of_zennit(with_norms, "twin"), note)  # fmt: skip
     note = "the second activation: the sum is not the difference of the outputs"
-    for model in ROWS:
+    for kind in ("ReLU", "Tanh"):
+        model = f"two activations in a row, ReLU and {kind}"
         yield Case(model, "deep_lift", "captum", DEEP_LIFT, deep_lift("model"), "sum", note)
-        ours = "R = lrp.relevance(model, x, 3, lrp.deep_lift(), reference=[*x[:3, None]]).inputs"
-        due = "R = captum.DeepLiftShap(twin).attribute(x, x[:3], target=3)"
-        yield Case(model, "DeepExplainer", "shap", ours, DEEP, due, "the second activation")
+    due = "R = captum.DeepLiftShap(twin).attribute(x, x[:3], target=3)"
+    yield Case("a residual network of functions", "DeepExplainer", "shap", OURS, DEEP, due,
+               "`F.relu`")  # fmt: skip
 
 
 # -- shap and inseq --------------------------------------------------------------------------------
-
-
-DEEP = (
-    "deep = shap.DeepExplainer(model, x[:3])\n"
-    "R = torch.tensor(deep.shap_values(x, check_additivity=False)[..., 3])"
-)
-STEPS = "attributed_fn='logit', n_steps=8"
 
 
 def of_inseq(method: str, options: str = "", layer: str = "", to: str = "model") -> str:
@@ -116,8 +113,8 @@ def right_cases() -> Iterator[Case]:
                "x = x[:1]\nwith same_numbers(x):\n"
                "    of = shap.GradientExplainer(model, -x)\n"
                "    R = torch.tensor(of.shap_values(x, nsamples=5)[..., 3])")  # fmt: skip
-    ours = "R = lrp.relevance(model, x, 3, lrp.deep_lift(), reference=[*x[:3, None]]).inputs"
-    yield Case(PLAIN, "DeepExplainer", "shap", ours, DEEP)
+    for model in (PLAIN, "two activations in a row, ReLU and ReLU"):
+        yield Case(model, "DeepExplainer", "shap", OURS, DEEP)
     model, found = "GPT-2 of tokens", "A.attribute(model, x, 21, {}"
     unknown = "model.inner.transformer.wte.weight[:1].expand_as(x).detach()"
     for name, mine, theirs in (
@@ -143,7 +140,7 @@ def right_cases() -> Iterator[Case]:
     )
     theirs = of_inseq("layer_integrated_gradients", ", n_steps=8", BLOCK)
     yield Case(model, "layer integrated gradients", "inseq", ours, theirs, due,
-               "the tokens of the baseline: all shares are 0")  # fmt: skip
+               "the difference from the baseline: all shares are 0")  # fmt: skip
 
 
 def cases() -> list[Case]:

@@ -68,7 +68,7 @@ PARTS = {
                 "shapes", "torch", "train", "transforms", "v1"),
     "op_tables": ("ops",), "peers": ("core", "ops"), "public": ("core", "torch"),
     "quantize_peers": ("rules", "torch"),
-    "layer_peers": ("rules", "torch"),
+    "layer_peers": ("rules", "torch"), "more_peers": ("rules", "torch"),
     "relevance_lost": ("rules", "torch"), "relevance_peers": ("rules", "torch"),
     "spike_peers": ("rules",),
 }  # fmt: skip

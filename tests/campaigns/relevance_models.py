@@ -1,6 +1,7 @@
 """Models on which relevance is compared: of torchvision and transformers, and small ones."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -163,10 +164,11 @@ def without_writing() -> nn.Module:
     return model
 
 
-def resnet() -> nn.Module:
+def resnet(eps: float = 1e-5) -> nn.Module:
     import torchvision
 
-    return torchvision.models.resnet18(weights=None, num_classes=10)
+    norm = partial(nn.BatchNorm2d, eps=eps)
+    return torchvision.models.resnet18(weights=None, num_classes=10, norm_layer=norm)
 
 
 def merged(model: nn.Module | None = None) -> nn.Module:
@@ -246,10 +248,11 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "a residual network of functions": Residual, "a residual network of modules": OfModules,
     "a mean over pixels, `x.mean((2, 3))`": Averaged, "a layer that runs twice": Twice,
     "`F.linear`": Weighted, "a layer that is made later": LastFirst,
-    "attention, written out": Attention, "ResNet-18, its norms": resnet,
+    "attention, written out": Attention, "ResNet-18, norms of `eps=1e-5`": resnet,
+    "ResNet-18, norms of `eps=1e-3`": lambda: resnet(1e-3),
     "a convolutional network": lambda: in_a_row(nn.ReLU()),
-    "two activations, ReLU and ReLU": lambda: in_a_row(nn.ReLU(), nn.ReLU()),
-    "two activations, ReLU and Tanh": lambda: in_a_row(nn.ReLU(), nn.Tanh()),
+    "two activations in a row, ReLU and ReLU": lambda: in_a_row(nn.ReLU(), nn.ReLU()),
+    "two activations in a row, ReLU and Tanh": lambda: in_a_row(nn.ReLU(), nn.Tanh()),
     "GPT-2 of tokens": lambda: Language("GPT2", initializer_range=0.2),
 }  # fmt: skip
 TWINS: dict[str, Callable[[], nn.Module]] = {
@@ -258,8 +261,6 @@ TWINS: dict[str, Callable[[], nn.Module]] = {
     "a layer that runs twice": lambda: Twice(True), "`F.linear`": lambda: Weighted(True),
     "a layer that is made later": lambda: LastFirst(True),
     "attention, written out": lambda: Attention(True),
-    "two activations, ReLU and ReLU": lambda: in_a_row(nn.ReLU(), nn.AvgPool2d(1), nn.ReLU()),
-    "two activations, ReLU and Tanh": lambda: in_a_row(nn.ReLU(), nn.AvgPool2d(1), nn.Tanh()),
 }  # fmt: skip
 
 
@@ -282,7 +283,7 @@ def built(name: str, twin: bool = False) -> nn.Module:
     model = (model if name.endswith("merged") else settled(model)).double().eval()
     if not twin:
         return model
-    if name == "ResNet-18, its norms":
+    if name.startswith("ResNet-18, norms"):
         return merged(model)
     other = TWINS[name]().double().eval()
     if isinstance(other, Twice):
@@ -290,10 +291,7 @@ def built(name: str, twin: bool = False) -> nn.Module:
         other.first, other.head = model.first, model.head
         other.again.load_state_dict(model.first.state_dict())
     else:
-        for mine, theirs in zip(other.parameters(), model.parameters(), strict=True):
-            mine.data = theirs.data
-        for mine, theirs in zip(other.buffers(), model.buffers(), strict=True):
-            mine.data = theirs.data
+        other.load_state_dict(model.state_dict())
     return other
 
 

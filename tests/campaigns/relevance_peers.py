@@ -4,6 +4,7 @@
     python -m tests.campaigns.relevance_peers --only ViT      models whose name begins like this
     python -m tests.campaigns.relevance_peers --show          the programs
     python -m tests.campaigns.relevance_peers --layers        layers, paths and maps
+    python -m tests.campaigns.relevance_peers --more          norms, shap and inseq
     python -m tests.campaigns.relevance_peers --lost          what public models lose
     python -m tests.campaigns.relevance_peers page            docs/peers.md anew, from the record
 
@@ -19,9 +20,12 @@ With `--layers`, the cases of `layer_cases` run in the same way, also against th
 and are recorded in `results/layer_peers.json`. grad-cam resizes maps in float32, so its bound is
 wider.
 
+With `--more`, the cases of `more_cases` run in the same way, also against shap and inseq, and are
+recorded in `results/more_peers.json`. Both return float32.
+
 None of the packages is a dependency of this project; tests/campaigns/public_models.py says how to
-install them, and `pip install --no-deps lxt` is the last. A whole run writes
-`tests/campaigns/results/relevance_peers.json`, of which docs/peers.md is made.
+install them, then `pip install --no-deps lxt` and `pip install grad-cam shap inseq`. A whole run
+writes `tests/campaigns/results/relevance_peers.json`, of which docs/peers.md is made.
 """
 
 import argparse
@@ -40,7 +44,7 @@ from torch import nn
 
 from bench import report
 from regrad.rules import lrp
-from tests.campaigns import layer_cases, public_table, records
+from tests.campaigns import layer_cases, more_cases, public_table, records
 from tests.campaigns.proof_page import table
 from tests.campaigns.relevance_cases import (
     STUBS,
@@ -58,6 +62,7 @@ from tests.helpers.paths import ROOT
 PATH = records.RESULTS / "relevance_peers.json"
 LOST = records.RESULTS / "relevance_lost.json"
 OF_LAYERS = records.RESULTS / "layer_peers.json"
+MORE = records.RESULTS / "more_peers.json"
 PROSE, PAGE = Path(__file__).with_name("relevance_page.md"), ROOT / "docs" / "peers.md"
 PACKAGES = ("torch", "torchvision", "timm", "transformers", "zennit", "captum", "lxt")
 AGREES, SILENT, RAISES = "agrees", "silently wrong", "raises"
@@ -226,13 +231,15 @@ def page(content: Mapping[str, Any]) -> str:
     blocks = {
         "facts": f"{records.line(content)}.", "agreement": agreement(same),
         "differences": differences(other), "kept": kept_table(content["kept"]),
-        "lost": losses(records.read(LOST)["lost"]), **layer_blocks(records.read(OF_LAYERS)),
+        "lost": losses(records.read(LOST)["lost"]),
+        **layer_blocks("layer", records.read(OF_LAYERS)),
+        **layer_blocks("more", records.read(MORE)),
     }  # fmt: skip
     return report.filled(PROSE.read_text(encoding="utf-8"), blocks)
 
 
-def layer_blocks(content: Mapping[str, Any]) -> dict[str, str]:
-    """Return the tables of layers, paths and maps."""
+def layer_blocks(name: str, content: Mapping[str, Any]) -> dict[str, str]:
+    """Return the tables of layers, paths and maps, or of more cases."""
     rows, wrong = [], []
     for e in content["cases"]:
         start = [e["model"], e["rule"], e["peer"]]
@@ -247,8 +254,8 @@ def layer_blocks(content: Mapping[str, Any]) -> dict[str, str]:
     other = ["model", "method", "peer", "the peer", "regrad is off by", "the peer by",
              "not seen by it"]  # fmt: skip
     return {
-        "layer_facts": f"{records.line(content)}.", "layers": table(header, rows, numbers=4),
-        "layer_differences": table(other, wrong),
+        f"{name}_facts": f"{records.line(content)}.", f"{name}s": table(header, rows, numbers=4),
+        f"{name}_differences": table(other, wrong),
     }  # fmt: skip
 
 
@@ -312,14 +319,13 @@ def write_lost() -> None:
         records.write(LOST, {**known, "lost": found})
 
 
-def write_layers(rounds: int) -> None:
-    """Run the cases of layers, and write down their outcomes."""
+def write_cases(of: Any, path: Path, rounds: int) -> None:
+    """Run the cases of a module, and write down their outcomes."""
     public_table.prepared("torchvision")
-    wanted, scope = layer_cases.cases(), layer_cases.names()
+    wanted, scope = of.cases(), of.names()
     found = [judged(case, scope, rounds) for case in tqdm.tqdm(wanted, unit="case")]
-    packages = ("torch", "torchvision", "captum", "grad-cam")
-    facts = records.facts("tests.campaigns.relevance_peers", packages)
-    records.write(OF_LAYERS, {**facts, "cases": found})
+    facts = records.facts("tests.campaigns.relevance_peers", of.PACKAGES)
+    records.write(path, {**facts, "cases": found})
 
 
 def main(given: Sequence[str] | None = None) -> int:
@@ -329,6 +335,7 @@ def main(given: Sequence[str] | None = None) -> int:
     parser.add_argument("--show", action="store_true", help="print the programs")
     parser.add_argument("--lost", action="store_true", help="what public models lose")
     parser.add_argument("--layers", action="store_true", help="layers, paths and maps")
+    parser.add_argument("--more", action="store_true", help="norms, shap and inseq")
     parser.add_argument("--rounds", type=int, default=ROUNDS, help="how often each is timed")
     options = parser.parse_args(given)
     wanted = [case for case in cases() if case.model.startswith(options.only)]
@@ -343,8 +350,12 @@ def main(given: Sequence[str] | None = None) -> int:
     start = time.perf_counter()
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
-    if options.lost or options.layers:
-        write_lost() if options.lost else write_layers(options.rounds)
+    if options.lost:
+        write_lost()
+        return 0
+    if options.layers or options.more:
+        of, path = (more_cases, MORE) if options.more else (layer_cases, OF_LAYERS)
+        write_cases(of, path, options.rounds)
         return 0
     public_table.prepared("torchvision")
     scope = {**names(), **lxt_names()}

@@ -23,6 +23,7 @@ OPTIONS = {
     "gradient": {}, "integrated": {"along": integrated(3)}, "at": {"along": integrated(3)},
     "conductance": {"along": conductance(3)}, "expected": {"along": expected(Z, 3)},
     "variance": {"along": smoothed(3, 0.1, 0, "variance")},
+    "through": {"along": integrated(3), "through": ("b", 2)},
 }  # fmt: skip
 
 
@@ -38,6 +39,8 @@ def test_shares_are_those_in_torch(name, rules, reference):
     of, options, layers = fill(Mlp()), dict(OPTIONS[name]), ["a", "b"]
     if name == "at":
         options, layers = {**options, "at": "n"}, ["b"]
+    if name == "through":
+        layers = ["a"]
     ours = {**options, "along": in_jax(options.get("along"))}
     if reference and name != "expected":
         options["reference"], ours["reference"] = Z, array(Z)
@@ -106,8 +109,9 @@ def test_functions_lists_and_arguments():
 
 
 WRONG = [
-    ("heads is for PyTorch models.*by layers= or at=", {"heads": {"a": 2}}),
-    ("through is for PyTorch models", {"through": ("a", 1)}),
+    (r"heads is for PyTorch models.*layers\[path\].reshape", {"heads": {"a": 2}}),
+    ("layers are paths in a model of Flax or Equinox", {"through": ("a", 1)}),
+    ("through expected the path of a module and an index", {"through": "a"}),
     ("create_graph is for PyTorch models.*jax.grad", {"create_graph": True}),
     ("layers are paths in a model of Flax or Equinox", {"at": "a"}),
     ("have relevance for arrays of floats", {"inputs": jnp.ones((2, 3), int)}),
@@ -119,6 +123,18 @@ def test_wrong_arguments_are_refused(words, given):
     usual = {"model": lambda x: x * 2.0, "inputs": jnp.ones((2, 3)), "target": 0, "rules": {}}
     with pytest.raises(ArgumentError, match=words):
         attribute(**usual | given)
+
+
+@pytest.mark.parametrize(
+    ("unit", "words"),
+    [
+        (("b", 99), "output of 'b', of shape"), (("*", 1), "through expected one module, got"),
+        (("z", 1), "no module 'z' ran"),
+    ],
+)  # fmt: skip
+def test_wrong_units_are_refused(unit, words):
+    with pytest.raises(ArgumentError, match=words):
+        attribute(nets.NnxMlp(fill(Mlp())), array(X), 1, {}, through=unit)
 
 
 def test_a_history_is_for_torch():

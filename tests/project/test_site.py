@@ -109,7 +109,10 @@ def test_references_to_pages_lead_somewhere(page, target):
 
 # -- cheat sheets ----------------------------------------------------------------------------------
 
-SHEETS = ("pytorch", "jax", "tf1", "tfjs", "zennit", "captum", "grad_cam", "snntorch", "brevitas")
+SHEETS = (
+    "pytorch", "jax", "tf1", "tfjs", "zennit", "captum", "grad_cam", "shap", "inseq", "snntorch",
+    "brevitas",
+)  # fmt: skip
 PROGRAM = re.compile(r"^```python\n(.*?)^```$", re.M | re.S)
 ROW = re.compile(r"^\| .* \| (`.*) \|$", re.M)
 

@@ -27,21 +27,29 @@ def attributed(
     batch_axis: int, create_graph: bool, target: Any, reference: Any,
 ) -> Attribution:  # fmt: skip
     """Return the shares of parts of a model in an output; see `rules.attribution.attribute`."""
-    of_torch = {"heads": heads, "through": through, "create_graph": create_graph}
-    if given := [name for name, value in of_torch.items() if value]:
+    if heads:
         raise ArgumentError(
-            f"attribute: {given[0]} is for PyTorch models. In JAX, name modules of a model of Flax "
-            "or Equinox by layers= or at=, and differentiate attribute by jax.grad"
+            "attribute: heads is for PyTorch models. In JAX, name by layers= a module whose output "
+            "has the heads side by side, and sum over the width of each head: "
+            "layers[path].reshape(*shape[:-1], heads, -1).sum(-1)"
         )
-    places = paths_of(at)
+    if create_graph:
+        raise ArgumentError(
+            "attribute: create_graph is for PyTorch models. In JAX, differentiate attribute by "
+            "jax.grad"
+        )
+    places, paths = paths_of(at), [*paths_of(at), *paths_of(layers)]
+    unit = runs.unit_of(through, batch_axis) if through else None
     used: Any = None
 
     def run(given: Any, move: Move) -> Ran:
         nonlocal used
         made = JaxRun(model, given, target, batch_axis=batch_axis)
         numbers: dict[str, int] = {}
+        seen: dict[str, Any] = {}
 
         def tap(path: str, y: Any) -> Any:
+            seen[path] = y
             if not any(runs.names(place, path) for place in places):
                 return y
             return move(numbers.setdefault(path, len(numbers)), _cut(y))
@@ -50,9 +58,17 @@ def attributed(
         if not places:
             xs = {name: move(n, x) for n, (name, x) in enumerate(xs.items())}
         total, dxs, ops, used = differentiated(
-            made, xs, rules, [*places, *paths_of(layers)], False, tap
+            made, xs, rules, [*paths, *(unit[:1] if unit else ())], False, tap
         )
-        found = by_path([*places, *paths_of(layers)], ops)
+        if unit:  # (the gradient at the unit, and then the gradient of the unit)
+            units = {p: v for p, v in by_path(unit[:1], ops).items() if runs.names(unit[0], p)}
+            if len(units) != 1:
+                raise ArgumentError(f"attribute: through expected one module, got {[*units]}")
+            ((name, (_, dy)),) = units.items()
+            weights = dy * runs.mask_of(unit, dy.shape).astype(dy.dtype)
+            inner = JaxRun(model, given, lambda y: (seen[name] * weights).sum())
+            _, dxs, ops, used = differentiated(inner, xs, rules, [*paths, name], False, tap)
+        found = by_path(paths, ops)
         found = {name: found[name] for name in (*numbers, *found)}  # (the moved ones come first)
         names = [] if places else [*xs]
         values = [*[xs[name] for name in names], *[y for y, _ in found.values()]]

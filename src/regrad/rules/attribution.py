@@ -292,7 +292,7 @@ def attribute(
         layers: Paths of modules, or patterns of paths as for `rg.at`, whose outputs count. Of a
             tuple, the first entry counts.
         heads: A dict from paths or patterns of modules that are called with the outputs of heads
-            side by side (`"model.layers.*.self_attn.o_proj"`) to the number of heads.
+            side by side (`"model.layers.*.self_attn.o_proj"`) to the number of heads. For PyTorch.
         reference: The second input, in the form and shape of `inputs`. With a list of references,
             the answer is the mean over the references.
         along: A path over which gradients are averaged: `integrated()`, `expected()`,

@@ -280,6 +280,32 @@ def names(pattern: Any, path: str) -> bool:
     return pattern == path or matches(pattern, ChainStep((path,)))
 
 
+def unit_of(through: Any, batch_axis: int) -> tuple[str, tuple[Any, ...]]:
+    """Return the path of a module, and the index of a unit of its output, with the batch."""
+    if not isinstance(through, tuple) or len(through) != 2 or not isinstance(through[0], str):
+        raise ArgumentError(
+            "attribute: through expected the path of a module and an index into its output "
+            f'without the batch, such as ("conv1", (3, 0, 0)), got {through!r:.60}'
+        )
+    path, index = through
+    index = list(index) if isinstance(index, tuple) else [index]
+    index.insert(batch_axis, slice(None))
+    return path, tuple(index)
+
+
+def mask_of(unit: tuple[str, tuple[Any, ...]], shape: Sequence[int]) -> np.ndarray:
+    """Return an array of this shape: 1 at the unit of a module's output, and 0 elsewhere."""
+    mask = np.zeros(tuple(shape))
+    try:
+        mask[unit[1]] = 1
+    except IndexError as error:
+        raise ArgumentError(
+            f"attribute: through expected an index into the output of {unit[0]!r}, of shape "
+            f"{mask.shape} with the batch, got {unit[1]}: {error}"
+        ) from None
+    return mask
+
+
 def library_of(model: Any, inputs: Any) -> str:
     """Return `"jax"` for a function of JAX, else `"torch"`."""
     torch = sys.modules.get("torch")

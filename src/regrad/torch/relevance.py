@@ -222,14 +222,7 @@ class TorchRun(runs.RelevanceRun):
             return torch.autograd.grad(y, edges, **options)
         edge = self.units[self.through[0]].edge
         (dy,) = torch.autograd.grad(y, [edge], retain_graph=True, create_graph=self.keeps)
-        mask, index = torch.zeros_like(dy), self.through[1]
-        try:
-            mask[index] = 1
-        except IndexError as error:
-            raise ArgumentError(
-                f"attribute: through expected an index into the output of {self.through[0]!r}, of "
-                f"shape {tuple(dy.shape)} with the batch, got {index}: {error}"
-            ) from None
+        mask = dy.new_tensor(runs.mask_of(self.through, dy.shape))
         return torch.autograd.grad([edge], edges, [dy * mask], **options)
 
     def _check_random(self, value: torch.Tensor) -> None:
@@ -313,18 +306,11 @@ def random_states(model: nn.Module) -> list[torch.Tensor]:
 
 def _unit(through: Any, modules: Mapping[str, Any], batch_axis: int) -> tuple[str, Any]:
     """Return the path of a module, and the index of a unit of its output, with the batch."""
-    if not isinstance(through, tuple) or len(through) != 2 or not isinstance(through[0], str):
-        raise ArgumentError(
-            "attribute: through expected the path of a module and an index into its output "
-            f'without the batch, such as ("conv1", (3, 0, 0)), got {through!r:.60}'
-        )
-    path, index = through
+    path, index = runs.unit_of(through, batch_axis)
     names = named(path, modules)
     if len(names) != 1:
         raise ArgumentError(f"attribute: through expected one module, got {names}")
-    index = list(index) if isinstance(index, tuple) else [index]
-    index.insert(batch_axis, slice(None))
-    return names[0], tuple(index)
+    return names[0], index
 
 
 @contextmanager
