@@ -210,7 +210,8 @@ def link_rules(app: Sphinx, doctree: nodes.document) -> None:
     for cell in doctree.findall(nodes.entry):
         codes = list(cell.findall(nodes.literal))
         name = re.match(r"(\w+)(\(.*\))?$", cell.astext())
-        if name and name[1] in rules and len(codes) == 1:
+        linked = any(cell.findall(addnodes.pending_xref))
+        if name and name[1] in rules and len(codes) == 1 and not linked:
             target = {"reftype": "obj", "reftarget": f"regrad.rules.{name[1]}"}
             link = addnodes.pending_xref(
                 "", codes[0].deepcopy(), refdomain="py", refexplicit=True, refwarn=True, **target
