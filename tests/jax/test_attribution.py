@@ -24,6 +24,7 @@ OPTIONS = {
     "conductance": {"along": conductance(3)}, "expected": {"along": expected(Z, 3)},
     "variance": {"along": smoothed(3, 0.1, 0, "variance")},
     "through": {"along": integrated(3), "through": ("b", 2)},
+    "in one batch": {"along": integrated(3), "batch": 3},
 }  # fmt: skip
 
 

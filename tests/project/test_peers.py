@@ -9,6 +9,7 @@ import torch
 
 from tests.campaigns import (
     layer_cases,
+    more_cases,
     peers,
     records,
     relevance_cases,
@@ -120,9 +121,13 @@ def test_every_case_was_run_and_ours_is_right():
         assert e["outcome"] == FAILS or e["ours"] is not None, e
 
 
-def test_every_case_of_layers_was_run_and_ours_is_right():
-    found = records.read(relevance_peers.OF_LAYERS)["cases"]
-    wanted = [(c.model, c.name, c.peer) for c in layer_cases.cases()]
+@pytest.mark.parametrize(
+    ("path", "of"),
+    [(relevance_peers.OF_LAYERS, layer_cases), (relevance_peers.MORE, more_cases)],
+)
+def test_every_case_of_layers_was_run_and_ours_is_right(path, of):
+    found = records.read(path)["cases"]
+    wanted = [(c.model, c.name, c.peer) for c in of.cases()]
     assert [(e["model"], e["rule"], e["peer"]) for e in found] == wanted
     for e in found:
         assert e["outcome"] in (AGREES, WRONG, FAILS), e

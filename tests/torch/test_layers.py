@@ -364,3 +364,59 @@ def test_a_module_that_runs_twice_has_no_path():
         with pytest.raises(ArgumentError, match="the module 'a' ran more than once"):
             attribute(fill(Twice()), X, 1, {}, **options)
     assert attribution.Path((1.0,), (1.0,)).references is None
+
+
+# -- places of a path in one batch -----------------------------------------------------------------
+
+PATHS = {
+    "integrated": integrated(5), "conductance": conductance(4), "smoothed": smoothed(3, 0.1),
+    "squares": smoothed(4, 0.1, 0, "squares"), "expected": expected(Z, 3),
+}  # fmt: skip
+
+
+def same(found, due):
+    for field in ("inputs", "total", "missing", "gradients"):
+        if getattr(due, field) is not None:
+            close(getattr(found, field), getattr(due, field))
+    for field in ("layers", "heads", "layer_gradients", "layer_values"):
+        assert [*getattr(found, field)] == [*getattr(due, field)]
+        for name, each in getattr(due, field).items():
+            close(getattr(found, field)[name], each)
+
+
+@pytest.mark.parametrize("batch", [2, 3, 9])
+@pytest.mark.parametrize("more", ["none", "reference", "through", "at"])
+@pytest.mark.parametrize("name", PATHS)
+def test_places_in_one_batch(name, more, batch):
+    model, target = fill(Net()), torch.tensor([1, 0])
+    options = {"along": PATHS[name], "reference": None if name == "expected" else Z}
+    options |= {
+        "none": {"reference": None},
+        "through": {"through": ("a", 2)},
+        "at": {"at": "a"},
+    }.get(more, {})
+    layers = ["b"] if more in ("reference", "none") else []
+    given = model, X, target, {}, layers
+    same(attribute(*given, batch=batch, **options), attribute(*given, **options))
+
+
+def test_places_in_one_batch_that_do_not_fit():
+    class Centered(nn.Module):
+        def forward(self, x):
+            return x - x.mean(0) ** 2
+
+    along = integrated(4)
+    with pytest.raises(ArgumentError, match="batch= is for models whose examples are independent"):
+        attribute(Centered(), X, 1, {}, along=along, batch=4)
+    with pytest.raises(ArgumentError, match="for a target with one number for each example"):
+        attribute(fill(Net()), X, lambda y: y.sum(), {}, along=along, batch=4)
+    with pytest.raises(ArgumentError, match="batch expected an int above 0, got 0"):
+        attribute(fill(Net()), X, 1, {}, along=along, batch=0)
+    rnn = fill(nn.Sequential(nn.Unflatten(1, (-1, 1)), nn.Flatten(), nn.Linear(X.shape[1], 2)))
+    rnn[0].forward = lambda x: x.T[:, :, None]
+    rnn[1].forward = lambda x: x[..., 0].T
+    with pytest.raises(ArgumentError, match="repeats the examples along the axis 0, and a value"):
+        attribute(rnn, X, 1, {}, ["0"], along=along, batch=4)
+    with pytest.raises(ArgumentError, match="runs in training mode"):
+        norm = fill(nn.Sequential(nn.BatchNorm1d(X.shape[1]))).train()
+        attribute(norm, X, 1, {}, along=along, batch=4)

@@ -42,9 +42,9 @@ def attributed(
     unit = runs.unit_of(through, batch_axis) if through else None
     used: Any = None
 
-    def run(given: Any, move: Move) -> Ran:
+    def run(given: Any, move: Move, copies: int = 1) -> Ran:
         nonlocal used
-        made = JaxRun(model, given, target, batch_axis=batch_axis)
+        made = JaxRun(model, given, runs.copied_target(target, copies), batch_axis=batch_axis)
         numbers: dict[str, int] = {}
         seen: dict[str, Any] = {}
 

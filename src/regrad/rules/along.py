@@ -32,6 +32,7 @@ class Path(NamedTuple):
         statistic: `"mean"`, `"squares"` or `"variance"` of the gradients.
         references: Examples from which each sample takes its reference, or None.
         conducts: Whether each gradient is multiplied by the step of its value along the path.
+        batch: How many places run in one batch; see `attribute`.
 
     >>> from regrad.rules.attribution import Path
     >>> middle = Path(places=(0.5,), weights=(1.0,))
@@ -46,6 +47,7 @@ class Path(NamedTuple):
     statistic: str = "mean"
     references: Any = None
     conducts: bool = False
+    batch: int = 1
 
 
 class Ran(NamedTuple):
@@ -74,13 +76,13 @@ class Shares(NamedTuple):
 
 
 def follow(
-    run: Callable[[Any, Move], Ran], inputs: Any, path: Path | None, reference: Any, batch_axis: int
+    run: Callable[..., Ran], inputs: Any, path: Path | None, reference: Any, batch_axis: int
 ) -> Shares:
     """Return the shares of the values of a model in its output, by gradients along a path.
 
     Args:
         run: Runs the model for inputs, with each explained value moved by a function of its
-            number and the value.
+            number and the value, and the target of a number of copies of the examples.
         inputs: The inputs.
         path: The path, or None for the gradient at the inputs.
         reference: Where the path begins, in the form of `inputs`; None for zeros.
@@ -101,8 +103,9 @@ def follow(
         else:
             rest = run(start, lambda n, x: x)
             zs = _alike(clean.values, rest.values)
-        moves = _moves(leg, zs, batch_axis, random) if leg else []
-        rans = [run(inputs, move) for move in moves] or [clean]
+        moves, size = [*_moves(leg, zs, batch_axis, random)] if leg else [], leg.batch if leg else 1
+        chunks = [moves[i : i + size] for i in range(0, len(moves), size)]
+        rans = [r for c in chunks for r in _together(run, inputs, c, clean, batch_axis)] or [clean]
         ends = enumerate(zip(clean.values, zs, strict=True))
         pairs = [_shared(leg, i, x, z, rans) for i, (x, z) in ends]
         found.append((pairs, clean.total - rest.total if rest else clean.total))
@@ -111,6 +114,47 @@ def follow(
         [sum(p[i] for p in each) / len(found) for each in by_value] for i in (0, 1)
     )
     return Shares(shares, gradients, sum(total for _, total in found) / len(found), clean)
+
+
+def _together(
+    run: Callable[..., Ran], inputs: Any, moves: Sequence[Move], clean: Ran, axis: int
+) -> list[Ran]:
+    """Return the runs of several moves, from one run of a batch of copies of the examples.
+
+    The first copy is not moved, so its output must be the output of the examples alone.
+    """
+    if len(moves) == 1:
+        return [run(inputs, moves[0])]
+    count, xp, total = len(moves) + 1, backend_of(clean.total).xp, clean.total
+
+    def parts(x: Any, like: Any, axis: int = axis) -> list[Any]:
+        shape = tuple(like.shape)
+        if tuple(x.shape) != (*shape[:axis], count * shape[axis], *shape[axis + 1 :]):
+            raise ArgumentError(
+                f"attribute: batch= repeats the examples along the axis {axis}, and a value of the "
+                f"shape {shape} became {tuple(x.shape)}. Leave batch= out"
+            )
+        return [*xp.moveaxis(x.reshape((*shape[:axis], count, *shape[axis:])), axis, 0)]
+
+    def repeated(x: Any) -> Any:
+        fits = tuple(getattr(x, "shape", ()))[axis : axis + 1] == tuple(total.shape)
+        return xp.concat([x] * count, axis=axis) if fits else x
+
+    def moved(n: int, x: Any) -> Any:
+        same, *others = parts(x, clean.values[n])
+        both = zip(moves, others, strict=True)
+        return xp.concat([same, *[move(n, part) for move, part in both]], axis=axis)
+
+    if total.ndim != 1:
+        raise ArgumentError("attribute: batch= is for a target with one number for each example")
+    one = run(tree_map(repeated, inputs), moved, count)
+    alone, eps = parts(one.total, total, 0)[0], float(xp.finfo(total.dtype).eps)
+    if (abs(alone - total) > eps**0.5 * abs(total).max()).any():
+        raise ArgumentError("attribute: batch= is for models whose examples are independent")
+    dxs = map(_or_zeros, one.gradients, one.values)
+    values, gradients = (map(parts, each, clean.values) for each in (one.values, dxs))
+    by_copy = [*zip(zip(*values, strict=True), zip(*gradients, strict=True), strict=True)]
+    return [Ran(xs, dxs, total, None) for xs, dxs in by_copy[1:]]
 
 
 def _shared(path: Path | None, i: int, x: Any, z: Any, rans: Sequence[Ran]) -> tuple[Any, Any]:

@@ -257,6 +257,7 @@ def attribute(
     through: Any = None,
     batch_axis: int = 0,
     create_graph: bool = False,
+    batch: int = 1,
 ) -> Any:
     """Return the shares that inputs, modules and heads of a model have in an output.
 
@@ -304,6 +305,8 @@ def attribute(
             `("conv1", (3, 0, 0))`. Gradients pass this unit only.
         batch_axis: The axis of the examples in the inputs.
         create_graph: Whether the results have a history in PyTorch, as for `lrp.relevance`.
+        batch: How many places of the path run in one batch, which repeats the examples. The target
+            then has one number for each example. With `expected()`, each sample runs alone.
 
     Returns:
         An `Attribution`: `inputs`, `layers` and `heads` (of shape `(…, heads)`), `total` (the
@@ -314,7 +317,8 @@ def attribute(
     Raises:
         ArgumentError: an argument is of the wrong kind or shape, no input is differentiated, a
             module does not run once or has no tensor, the heads do not divide the width, the
-            target is not one of the outputs, an op runs in training mode, or the output is random.
+            target is not one of the outputs, an op runs in training mode, the output is random, or
+            examples in a batch depend on each other.
         GradientError: with `create_graph`, a sparse matrix depends on the inputs.
         PassedOverError: an op would keep its own gradient, where a rule is for it.
         MissingPackageError: PyTorch is not installed.
@@ -341,6 +345,10 @@ def attribute(
         raise ArgumentError(
             f"attribute: along expected a Path such as integrated(), got {kind_of(along)}"
         )
+    _count(batch, "attribute: batch expected an int above 0")
+    along = along and along._replace(
+        batch=1 if along.references is not None else max(batch, along.batch)
+    )
     if along and along.references is not None and reference is not None:
         raise ArgumentError(
             "attribute: expected() has the references; got another one by reference="

@@ -146,6 +146,12 @@ class RelevanceRun:
         return Relevance(self.as_given(found), layers, total, missing, losses, used)
 
 
+def copied_target(target: Any, copies: int) -> Any:
+    """Return the target for copies of a batch: classes of the examples are repeated."""
+    is_one = copies > 1 and is_array(target) and target.ndim
+    return np.tile(backend_of(target).to_numpy(target), copies) if is_one else target
+
+
 def _by_name(inputs: Any) -> dict[Any, Any]:
     """Return inputs by the names of arguments, or by their places."""
     if isinstance(inputs, Mapping):

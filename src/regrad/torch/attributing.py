@@ -13,6 +13,7 @@ from regrad.core.containers import flatten
 from regrad.errors import ArgumentError, kind
 from regrad.inspection.relevances import Attribution
 from regrad.rules.along import Move, Ran, follow
+from regrad.rules.runs import copied_target
 from regrad.torch.overriding import gradient_override_map
 from regrad.torch.relevance import Ops, TorchRun, as_found, check_dense, named
 
@@ -31,9 +32,10 @@ def attributed(
     scope = gradient_override_map(rules, model=model, order=order) if rules else nullcontext()
     with as_found(model, create_graph), scope as used:
 
-        def run(given: Any, move: Move) -> Ran:
+        def run(given: Any, move: Move, copies: int = 1) -> Ran:
             places = {"move": move, "at": at, "through": through}
-            made = TorchRun(model, given, target, None, batch_axis, create_graph, **places)
+            wanted = copied_target(target, copies)
+            made = TorchRun(model, given, wanted, None, batch_axis, create_graph, **places)
             total, dxs = made.differentiated(Ops(model, False, create_graph), layers, counts)
             return Ran([point.value for point in made.points], dxs, total, made)
 

@@ -485,7 +485,8 @@ class Ops(torch.overrides.TorchFunctionMode):
     def _followed(self, func: Callable[..., Any], y: Any, args: Any) -> Any:
         """Return a result, copied if needed, whose batch is where a rule of pairs expects it."""
         for x in islice(tensors((y,)), 1):
-            n, rule = len(self.shapes), getattr(_rule_of(x), "name", "")
+            n, known = len(self.shapes), getattr(x.grad_fn, "known", None)
+            rule = known[0].rule.name if isinstance(known, tuple) else ""
             self.shapes.append((func, tuple(x.shape)))
             if not self.alone or rule not in runs.PAIRED or _is_linear(rule, func, x):
                 continue
@@ -526,12 +527,6 @@ def _depends(func: Callable[..., Any], args: Any, options: Any) -> bool:
     """Return whether a function in training reads its whole batch or a random number."""
     given = inspect.signature(func).bind(*args, **options).arguments
     return bool(given.get("p", given.get("dropout_p", 1)))
-
-
-def _rule_of(x: torch.Tensor) -> Any:
-    """Return the rule of the op that returned a tensor, or None."""
-    known = getattr(x.grad_fn, "known", None)
-    return known[0].rule if isinstance(known, tuple) else None
 
 
 def _is_linear(rule: str, func: Callable[..., Any], y: Any) -> bool:
