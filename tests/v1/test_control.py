@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import regrad.v1 as tf
-from regrad.errors import GradientError, GraphError
+from regrad.errors import GradientError
 from tests.helpers.rows import refused
 from tests.helpers.v1_session import initialized, overridden, powers, run, values
 
@@ -345,11 +345,39 @@ def test_a_custom_gradient_inside_is_refused_by_what_it_closes_over(region):
     assert run(tf.gradients(around(stopped)(x) * c, [x, c])) == [2 * 20.0**times, 5 * 2.0**times]
 
 
-def test_a_second_derivative_in_a_loop_says_that_a_gradient_function_reads_the_graph():
-    x, c = tf.constant(0.5), tf.constant(2.0)
-    (dx,) = tf.gradients(in_loop(lambda v: scaled(c)(v) ** 2.0)(x), x)
-    (ddx,) = tf.gradients(dx, x)
-    refused(lambda: run(ddx), GraphError, "gradient function of <lambda> uses tensors of the graph")
+WRITTEN_OUT = {  # the same without a branch or a loop: a function of the function and its times
+    "cond": lambda f: f, "while": lambda f: lambda x: f(f(x)),
+    "cond in while": lambda f: lambda x: f(f(x)), "while in cond": lambda f: lambda x: f(f(x)),
+    "while in while": lambda f: lambda x: f(f(f(f(x)))),
+}  # fmt: skip
+BODIES = {
+    "a custom gradient": lambda c: lambda v: scaled(c)(v) ** 2.0,
+    "an override": lambda c: lambda v: overridden(
+        {"Tanh": lambda op, dy: dy * op.inputs[0] * c}, tf.tanh, v) * 1.5,
+    "a sine": lambda c: lambda v: tf.sin(c * v) + v,
+    "a read": lambda c: lambda v: VARIABLES[-1].read_value() * tf.sin(v),
+}  # fmt: skip
+VARIABLES = []
+
+
+@pytest.mark.parametrize("jit", [False, True])
+@pytest.mark.parametrize("closed", ["constant", "variable"])
+@pytest.mark.parametrize("body", BODIES)
+@pytest.mark.parametrize("region", AROUND)
+def test_three_derivatives_agree_with_the_loop_written_out(region, body, closed, jit):
+    x, c = tf.placeholder(tf.float64, []), tf.constant(0.7, tf.float64)
+    if closed == "variable":
+        c = tf.Variable(0.7, trainable=False, dtype=tf.float64)
+    VARIABLES[:] = [tf.Variable(1.25, dtype=tf.float64)]
+    f, found = BODIES[body](c), []
+    for y in (AROUND[region][0](f)(x), WRITTEN_OUT[region](f)(x)):
+        for _ in range(3):
+            (y,) = tf.gradients(y, x, unconnected_gradients="zero")
+            found.append(y)
+    with tf.Session(jit=jit) as session:
+        values = initialized(session).run(found, {x: 0.45})
+    assert all(values[:2])
+    np.testing.assert_allclose(values[:3], values[3:], rtol=1e-12)
 
 
 def logged(kind, f, x):

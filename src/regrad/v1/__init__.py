@@ -45,6 +45,7 @@ from regrad.v1.graph.control import *
 from regrad.v1.graph.conversion import *
 from regrad.v1.graph.gradients import *
 from regrad.v1.graph.graphs import *
+from regrad.v1.graph.python_ops import *
 from regrad.v1.graph.row_docs import WRITTEN_OUT as _WRITTEN_OUT
 from regrad.v1.graph.static_shapes import *
 from regrad.v1.graph.tensors import *
