@@ -90,6 +90,11 @@ class Step:
         """The loop variables, each with its value at the end of an iteration."""
         return list(zip(self.carries, self.outputs, strict=False))
 
+    @property
+    def stacked(self) -> Tensors:
+        """The outputs after the loop variables, which a loop stacks."""
+        return self.outputs[len(self.carries) :]
+
     def only(self, read: Iterable[Symbol]) -> Step:
         """Return the step with only the loop variables that determine the values of `read`."""
         ids, size, step = {s.id for s in read}, -1, self
@@ -137,12 +142,16 @@ class Control:
         return [*([] if self.test is None else [self.test]), *self.steps]
 
     @cached_property
-    def results(self) -> list[list[rg.Tensor]]:
+    def results(self) -> list[tuple[rg.Tensor, ...]]:
         """The inner tensors whose value an output of the node may have."""
+        return [(x,) for x, _ in self.turns] + self.ends[len(self.turns) :]
+
+    @cached_property
+    def ends(self) -> list[tuple[rg.Tensor, ...]]:
+        """The inner tensors whose gradient is the gradient of an output of the node."""
         if not self.loops:
-            return list(map(list, zip(*[step.outputs for step in self.steps], strict=True)))
-        stacked = self.steps[-1].outputs[len(self.steps[-1].carries) :]
-        return [[x] for step in self.steps for x in step.carries] + [[y] for y in stacked]
+            return list(zip(*[step.outputs for step in self.steps], strict=True))
+        return [(y,) for _, y in self.turns] + [(y,) for y in self.steps[-1].stacked]
 
     @cached_property
     def turns(self) -> list[tuple[rg.Tensor, rg.Tensor]]:
@@ -320,9 +329,29 @@ class ControlRule(PathRule):
 
     def pull(self, record: Any, dy: Any, wanted: Sequence[int]) -> Iterable[tuple[int, Any]]:
         control: Control = record.attrs["control"]
-        reached = [i for i, d in enumerate(dy) if d is not None]
-        gradient = _loop_gradient if control.loops else _branch_gradient
-        found = gradient(control, record, dy, reached, wanted)
+        graph, reached = control.graph, [i for i, d in enumerate(dy) if d is not None]
+        watched, used = control.watched(reached, wanted)
+        turns, carries = control.turns, {x._id for x, _ in control.turns}
+        moved = [i for i, (x, _) in enumerate(turns) if x._id in watched & used]
+        others = [x for x in (control.inputs[i] for i in wanted) if x._id not in carries]
+        wrt = [*[turns[i][0] for i in moved], *[x for x in others if x._data.carries]]
+        ends = [*moved, *[i for i in reached if i >= len(turns)]]
+        ys = [record.y[i] for i in ends]
+        dys = [_zeros(y) if dy[i] is None and _is_float(y) else dy[i]
+               for i, y in zip(ends, ys, strict=True)]  # fmt: skip
+        dys = _floats(ys, dys)
+        with inside(graph):
+            alike = (
+                dys if not control.loops else filter(_is_float, [control.ends[i][0] for i in ends])
+            )
+            arriving = [graph.placeholder(spec_of(y), "grad_ys") for y in alike]
+            dxs = [
+                _pulled(ys, wrt, arriving, graph)
+                for ys in zip(*[control.ends[i] for i in ends], strict=True)
+            ]
+        inputs = [*zip(record.xs, control.inputs, strict=True), *zip(dys, arriving, strict=True)]
+        found = _loop_gradient if control.loops else _branch_gradient
+        found = found(control, record, inputs, arriving, dxs)
         return [(0, [found.get(x._id) for x in control.inputs])]
 
 
@@ -340,66 +369,48 @@ def _pulled(ys: Tensors, wrt: Tensors, dys: Tensors, graph: OpGraph) -> dict[int
     return {x._id: _zeros(x) if dx is None else dx for x, dx in pairs}
 
 
+Gradients = list[dict[int, rg.Tensor]]  # for each branch, or for a loop: inner gradients by id
+
+
 def _branch_gradient(
-    control: Control, record: Any, dy: Any, reached: Sequence[int], wanted: Sequence[int]
+    control: Control, record: Any, inputs: Inputs, arriving: Tensors, dxs: Gradients
 ) -> dict[int, rg.Tensor]:
     """Return the gradients of the inputs of an `If`, by the ids of their placeholders."""
-    graph, inputs = control.graph, list(zip(record.xs, control.inputs, strict=True))
-    wrt = [control.inputs[i] for i in wanted if control.inputs[i]._data.carries]
-    dys = _floats([record.y[i] for i in reached], [dy[i] for i in reached])
-    with inside(graph):
-        arriving = [graph.placeholder(spec_of(dy), "grad_ys") for dy in dys]
-        inner = [[step.outputs[i] for i in reached] for step in control.steps]
-        dxs = [_pulled(ys, wrt, arriving, graph) for ys in inner]
-    steps = [Step(list(found.values())) for found in dxs]
+    steps, outer = [Step(list(found.values())) for found in dxs], control.known(record.xs)
     _refuse_writers(steps)
-    specs = [spec_of(x) for x, own in inputs if own._id in dxs[0]]
-    given = [*inputs, *zip(dys, arriving, strict=True)]
-    return dict(zip(dxs[0], control_node(IF, "cond", graph, given, specs, steps), strict=True))
+    specs = [spec_of(outer[key]) for key in dxs[0]]
+    found = control_node(IF, "cond", control.graph, inputs, specs, steps)
+    return dict(zip(dxs[0], found, strict=True))
 
 
 def _loop_gradient(
-    control: Control, record: Any, dy: Any, reached: Sequence[int], wanted: Sequence[int]
+    control: Control, record: Any, inputs: Inputs, arriving: Tensors, found: Gradients
 ) -> dict[int, rg.Tensor]:
     """Return the gradients of the inputs of a `While`, by the ids of their placeholders."""
-    graph, inputs = control.graph, list(zip(record.xs, control.inputs, strict=True))
-    outer = {own._id: x for x, own in inputs}
-    watched, used = control.watched(reached, wanted)
-    count, carries = len(control.turns), {x._id for x, _ in control.turns}
-    moved = [i for i, (x, _) in enumerate(control.turns) if x._id in watched & used]
-    ends = [*moved, *[i for i in reached if i >= count]]
-    given = [dy[i] if dy[i] is not None or not _is_float(record.y[i]) else _zeros(record.y[i])
-             for i in ends]  # fmt: skip
-    dys = _floats([record.y[i] for i in ends], given)
-    others = [x for x in (control.inputs[i] for i in wanted) if x._id not in carries]
-    wrt = [*[control.turns[i][0] for i in moved], *[x for x in others if x._data.carries]]
+    graph, dxs, outer = control.graph, found[0], control.known(record.xs)
+    carries = {x._id: spec_of(y) for (x, _), y in zip(control.turns, record.y, strict=False)}
+    back = dict(zip([key for key in dxs if key in carries], arriving, strict=False))
+    along = [key for key in dxs if key in control.entries]
     with inside(graph):
-        ys = [control.turns[i][1] if i < count else control.results[i][0] for i in ends]
-        arriving = [graph.placeholder(spec_of(y), "grad_ys") for y in filter(_is_float, ys)]
-        dxs = _pulled(ys, wrt, arriving, graph)
-        back = dict(zip([key for key in dxs if key in carries], arriving, strict=False))
-        along = [key for key in dxs if key in control.entries]
-        shared = [x for x in others if x._id in dxs and x._id not in along]
-        sums = {x._id: graph.placeholder(spec_of(x), "sum") for x in shared}
+        sums = {key: graph.placeholder(spec_of(dx), "sum")
+                for key, dx in dxs.items() if key not in back and key not in along}  # fmt: skip
         totals = [total + dxs[key] for key, total in sums.items()]
-    after = [_reversed(step, back, dxs) for step in reversed(control.steps)]
-    last = after.pop()
+    *after, last = [_reversed(step, back, dxs) for step in reversed(control.steps)]
     ys = [*last.outputs, *totals, *[dxs[key] for key in along]]
     last = Step(ys, [*last.carries, *sums.values()], (), last.backward)
     steps = _recomputed(control, [*[step for step in after if step.carries], last])
     _refuse_writers(steps)
-    specs = {x._id: spec_of(y) for (x, _), y in zip(control.turns, record.y, strict=False)}
-    specs |= {own._id: spec_of(outer[key]) for key, own in (back | sums).items()}
-    whole = [specs[x._id] for step in steps for x in step.carries]
-    starts = [(_zeros(outer[key]), total) for key, total in sums.items()]
-    found = control_node(
-        WHILE, "while", graph, [*inputs, *zip(dys, arriving, strict=True), *starts],
-        [*whole, *[spec_of(outer[key]) for key in along]], steps, loops=True, test=control.test,
-        limit=control.limit, entries=control.entries | {x._id for x in arriving[len(back) :]},
+    specs = carries | {x._id: spec_of(outer[key]) for key, x in (back | sums).items()}
+    ids = [x._id for step in steps for x in step.carries]
+    made = control_node(
+        WHILE, "while", graph, [*inputs, *[(_zeros(outer[key]), x) for key, x in sums.items()]],
+        [*[specs[key] for key in ids], *[spec_of(outer[key]) for key in along]], steps, loops=True,
+        test=control.test, limit=control.limit,
+        entries=control.entries | {x._id for x in arriving[len(back) :]},
     )  # fmt: skip
-    ends = dict(zip([x._id for step in steps for x in step.carries], found, strict=False))
-    answer = {key: ends[own._id] for key, own in (back | sums).items()}
-    return answer | dict(zip(along, found[len(whole) :], strict=True))
+    ends = dict(zip(ids, made, strict=False))
+    answer = {key: ends[x._id] for key, x in (back | sums).items()}
+    return answer | dict(zip(along, made[len(ids) :], strict=True))
 
 
 def _reversed(step: Step, back: dict[int, rg.Tensor], dxs: dict[int, rg.Tensor]) -> Step:
@@ -430,10 +441,10 @@ def _while(run: PlanRun, xs: Sequence[Any], control: Control) -> Any:
     known, outside = control.known(xs), run.path
     rows: defaultdict[int, dict[int, Any]] = defaultdict(dict)  # loop variables by iteration
     most, whole = control.most(known), {key: known[key] for key in control.entries}
-    total, stacks, finals, last = None if control.test else most, [], [], control.steps[-1]
+    total, stacks, finals = None if control.test else most, [], []
     for step, kept in zip(control.steps, control.kept, strict=True):
-        numbers = itertools.count() if total is None else range(total)
-        for n in reversed(numbers) if step.backward else numbers:  # pyright: ignore
+        numbers: Any = itertools.count() if total is None else range(total)
+        for n in reversed(numbers) if step.backward else numbers:
             run.path = (*outside, n)
             if total is None and (n == most or not bool(run.through(control.test, known)[0])):
                 total = n
@@ -444,19 +455,19 @@ def _while(run: PlanRun, xs: Sequence[Any], control: Control) -> Any:
                 rows[n].update((key, known[key]) for key in kept)
             ys = run.through(step, known)
             known.update(zip([x._id for x in step.carries], ys, strict=False))
-            if len(ys) > len(step.carries):
+            if step.stacked:
                 stacks.append(ys[len(step.carries) :])
         finals += [known[x._id] for x in step.carries]
-    run.path = outside
-    if total == 0 and len(last.outputs) > len(last.carries):  # only for the shapes
+    run.path, last = outside, control.steps[-1]
+    if total == 0 and last.stacked:  # only for the shapes
         trial = copy(run)
         trial.written = dict(run.written)
         known.update((key, run.xp.zeros(x.shape[1:], x.dtype)) for key, x in whole.items())
-        stacks.append(trial.through(last, known)[len(last.carries) :])
-    if last.backward:
-        stacks.reverse()
-    ys = zip(last.outputs[len(last.carries) :], zip(*stacks, strict=True), strict=True)
-    return (*finals, *[run.xp.asarray(rows, dtype=y._data.dtype)[:total] for y, rows in ys])
+        stacks = [trial.through(last, known)[len(last.carries) :]]
+    columns = zip(
+        last.stacked, zip(*stacks[:: -1 if last.backward else 1], strict=True), strict=True
+    )
+    return (*finals, *[run.xp.asarray(column, y._data.dtype)[:total] for y, column in columns])
 
 
 # Its rules conjugate where needed, so the backward pass must not.

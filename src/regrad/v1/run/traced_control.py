@@ -74,73 +74,55 @@ def _while(trace: TraceRun, node: Node, values: list[Any], attrs: dict[str, Any]
 
 def _sweeps(trace: TraceRun, loop: Control, known: dict[int, Any], most: int | None) -> list[Any]:
     """Return the results of the loop's sweeps, each of which is a loop of XLA."""
-    whole = {key: _entries(known[key]) for key in loop.entries}
-    rows: dict[int, Any] = {}  # the loop variables that later sweeps read, stacked by iteration
+    rows = {key: _entries(known[key]) for key in loop.entries}  # stacked by iteration
     total: Any = None if loop.test is not None else most
-    finals: list[Any] = []
+    finals, stacks = [], []
     for step, kept in zip(loop.steps, loop.kept, strict=True):
-        sweep = _Sweep(trace, loop, step, kept, {**known}, {**rows}, whole)
-        total, ys, stacks = sweep.run(total, most)
-        finals += ys
-        rows.update(zip(kept, stacks, strict=False))
-        if step is loop.steps[-1]:
-            finals += [stack[:most] for stack in stacks[len(kept) :]]
-    return finals
+        total, ys, stacks = _sweep(trace, loop, step, kept, known, rows, total, most)
+        finals, rows = finals + ys, rows | dict(zip(kept, stacks, strict=False))
+    return finals + [stack[:most] for stack in stacks[len(loop.kept[-1]) :]]
 
 
-class _Sweep:
-    """One sweep over the iterations of a loop, as a loop of XLA."""
+def _sweep(
+    trace: TraceRun, loop: Control, step: Step, kept: Sequence[int], known: dict[int, Any],
+    rows: dict[int, Any], total: Any, most: int | None,
+) -> Any:  # fmt: skip
+    """Return the number of iterations, the final loop variables, and the stacked values."""
+    jax, ids, keys = find_jax(), [x._id for x in step.carries], _written([step])
 
-    def __init__(
-        self, trace: TraceRun, loop: Control, step: Step, kept: Sequence[int],
-        known: dict[int, Any], rows: dict[int, Any], whole: dict[int, Any],
-    ) -> None:  # fmt: skip
-        self.trace, self.loop, self.step, self.kept = trace, loop, step, kept
-        self.known, self.stacked = known, rows | whole
-        self.keys = _written([step])
-        self.ids = [x._id for x in step.carries]
+    def at(number: Any, xs: Values, state: dict[str, Any]) -> Any:
+        index = lambda x: jax.lax.dynamic_index_in_dim(x, number, keepdims=False)  # noqa: E731
+        own = {**{key: index(x) for key, x in rows.items()}, **dict(zip(ids, xs, strict=True))}
+        return trace.inside(state, number), known | own
 
-    def at(self, number: Any, xs: Values, state: dict[str, Any]) -> Any:
-        """Return the state and the values of placeholders in an iteration."""
-        index = find_jax().lax.dynamic_index_in_dim
-        rows = {key: index(x, number, keepdims=False) for key, x in self.stacked.items()}
-        known = {**self.known, **rows, **dict(zip(self.ids, xs, strict=True))}
-        return self.trace.inside(state, number), known
+    def turn(number: Any, xs: Values, state: dict[str, Any]) -> Any:
+        run, given = at(number, xs, state)
+        ys = settle_all(run.through(step, given), _symbols(step.outputs))
+        return ys[: len(ids)], [*[given[i] for i in kept], *ys[len(ids) :]], _state(run, keys)
 
-    def turn(self, number: Any, xs: Values, state: dict[str, Any]) -> Any:
-        """Return the next loop variables, the values to stack, and the next state."""
-        run, known = self.at(number, xs, state)
-        ys = settle_all(run.through(self.step, known), _symbols(self.step.outputs))
-        n = len(self.ids)
-        return ys[:n], [*[known[key] for key in self.kept], *ys[n:]], _state(run, self.keys)
+    def goes_on(carry: Any) -> Any:
+        number, xs, state, _ = carry
+        if total is not None:
+            return (number >= 0) & (number < total)
+        run, given = at(number, xs, state)
+        go = settle(run.through(loop.test, given)[0], np.dtype(bool))
+        return go if most is None else (number < most) & go
 
-    def run(self, total: Any, most: int | None) -> Any:
-        """Return the number of iterations, the final loop variables, and the stacked values."""
-        jax, step = find_jax(), self.step
-        first = settle_all([self.known[key] for key in self.ids], _symbols(step.carries))
-        state, tested = _state(self.trace, self.keys), total is None
-        shapes = jax.eval_shape(lambda: self.turn(np.int32(0), first, state)[1])
-        blank = [jax.numpy.zeros((max(most or 0, 1), *x.shape), x.dtype) for x in shapes]
+    def advance(carry: Any) -> Any:
+        number, xs, state, stacks = carry
+        ys, values, state = turn(number, xs, state)
+        stacks = [s.at[number].set(x) for s, x in zip(stacks, values, strict=True)]
+        return number + (-1 if step.backward else 1), ys, state, stacks
 
-        def goes_on(carry: Any) -> Any:
-            number, xs, state, _ = carry
-            if not tested:
-                return number >= 0 if step.backward else number < total
-            run, known = self.at(number, xs, state)
-            go = settle(run.through(self.loop.test, known)[0], np.dtype(bool))
-            return go if most is None else (number < most) & go
-
-        def advance(carry: Any) -> Any:
-            number, xs, state, stacks = carry
-            ys, values, state = self.turn(number, xs, state)
-            stacks = [s.at[number].set(x) for s, x in zip(stacks, values, strict=True)]
-            return number + (-1 if step.backward else 1), ys, state, stacks
-
-        start = total - 1 if step.backward else 0
-        carry = jax.numpy.asarray(start, np.int32), first, state, blank
-        number, xs, state, stacks = jax.lax.while_loop(goes_on, advance, carry)
-        self.trace.written.update(state)
-        return (number if tested else total), xs, stacks
+    first, state = settle_all([known[i] for i in ids], _symbols(step.carries)), _state(trace, keys)
+    stacks = []
+    if kept or step.stacked:
+        shapes = jax.eval_shape(lambda: turn(np.int32(0), first, state)[1])
+        stacks = [jax.numpy.zeros((max(most or 0, 1), *x.shape), x.dtype) for x in shapes]
+    start = jax.numpy.asarray(total - 1 if step.backward else 0, np.int32)
+    carry = jax.lax.while_loop(goes_on, advance, (start, first, state, stacks))
+    trace.written.update(carry[2])
+    return (carry[0] if total is None else total), carry[1], carry[3]
 
 
 def _entries(x: Any) -> Any:
