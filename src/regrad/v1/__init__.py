@@ -37,6 +37,7 @@ from regrad.v1.functions.clipping import *
 from regrad.v1.functions.creation import *
 from regrad.v1.functions.indexing import *
 from regrad.v1.functions.linalg import *
+from regrad.v1.functions.loops import *
 from regrad.v1.functions.math import *
 from regrad.v1.functions.random_ops import *
 from regrad.v1.functions.reductions import *

@@ -170,7 +170,7 @@ def cond(
         ]
     specs = _merged(first, second, one, other)
     return one(list(face(
-        control_node(IF, "cond", graph, [(pred._read(), chosen)], specs, [first, second])
+        control_node(IF, name or "cond", graph, [(pred._read(), chosen)], specs, [first, second])
     )))  # fmt: skip
 
 
@@ -366,17 +366,22 @@ def loop_node(
             tested = Step([graph.entering(shown._read())])
     kept = [_after(*each) for each in zip(carries, ys, specs, strict=False)]
     count = entries[0].shape.as_list()[0] if entries and entries[0].shape.ndims else None
-    stacked = [spec_of(y) for y in ys[len(carries) :]]
-    stacked = [Spec(y.shape and (count, *[n if type(n) is int else None for n in y.shape]), y.dtype)
-               if y.shape is not None else y for y in stacked]  # fmt: skip
+    stacked = [_stacked(count, spec_of(y)) for y in ys[len(carries) :]]
     inputs = [
         (x._read(), own) for x, own in zip([*start, *entries], [*carries, *rows], strict=True)
     ]
     found = control_node(
-        WHILE, "while", graph, inputs, [*kept, *stacked], [Step(ys, carries)], loops=True,
+        WHILE, name, graph, inputs, [*kept, *stacked], [Step(ys, carries)], loops=True,
         test=tested, limit=limit, entries=frozenset(x._id for x in rows),
     )  # fmt: skip
     return list(face(found)), more
+
+
+def _stacked(count: int | None, y: Spec) -> Spec:
+    """Return the spec of values of one spec, stacked along a new first axis."""
+    if y.shape is None:
+        return y
+    return Spec((count, *[n if type(n) is int else None for n in y.shape]), y.dtype)
 
 
 def _entry(graph: OpGraph, x: Tensor) -> rg.Tensor:
