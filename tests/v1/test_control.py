@@ -360,6 +360,7 @@ BODIES = {
 VARIABLES = []
 
 
+@pytest.mark.slow(but=16)
 @pytest.mark.parametrize("jit", [False, True])
 @pytest.mark.parametrize("closed", ["constant", "variable"])
 @pytest.mark.parametrize("body", BODIES)

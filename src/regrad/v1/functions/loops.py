@@ -172,8 +172,9 @@ def _fold(
 ) -> Any:  # fmt: skip
     """Return the last value, or with `every` the stacked values, of the loop of a fold."""
     leaves, close, structure = _opened(name, fn, elems)
-    turned = [reverse(x, [0]) for x in leaves] if backward else leaves
-    start, again = [x[0] for x in turned], close
+    turned: list[Any] = [reverse(x, [0]) for x in leaves] if backward else leaves
+    start: list[Any] = [x[0] for x in turned]
+    again = close
     if initializer is None:
         turned = [x[1:] for x in turned]
     else:
@@ -193,11 +194,11 @@ def _fold(
     return again([reverse(y, [0]) for y in found] if every and backward else found)
 
 
-def _opened(what: str, fn: Callable[..., Any], elems: Any) -> tuple[list[Tensor], Any, Any]:
+def _opened(what: str, fn: Callable[..., Any], elems: Any) -> tuple[list[Any], Any, Any]:
     if not callable(fn):
         raise ArgumentError(f"{what}: fn must be callable, got {fn!r:.60}")
     leaves, close, structure = containers.opened(elems)
-    tensors = [convert_to_tensor(x) for x in leaves]
+    tensors = list(map(convert_to_tensor, leaves))
     for x in tensors:
         if x.shape.ndims == 0:
             raise GraphError(f"{what}: elems must have at least one axis, got {x}")

@@ -164,14 +164,11 @@ def cond(
     graph = new_graph(name or "cond")
     with inside(graph):
         chosen = graph.placeholder(pred._symbol.spec, "pred")
-        (first, one), (second, other) = [
-            _branch(f, graph, name or "cond", strict)  # pyright: ignore[reportArgumentType]
-            for f in functions
-        ]
-    specs = _merged(first, second, one, other)
-    return one(list(face(
-        control_node(IF, name or "cond", graph, [(pred._read(), chosen)], specs, [first, second])
-    )))  # fmt: skip
+        built = [_branch(f, graph, name or "cond", strict) for f in functions]  # pyright: ignore
+    (first, one), (second, other) = built
+    specs, steps = _merged(first, second, one, other), [first, second]
+    found = control_node(IF, name or "cond", graph, [(pred._read(), chosen)], specs, steps)
+    return one(list(face(found)))
 
 
 def _as_condition(what: str, y: Tensor) -> Tensor:
@@ -266,13 +263,10 @@ def case(
         raise GraphError("case: expected at least one pair of a predicate and a function, got none")
     if default is None:
         *pairs, (_, default) = pairs
-    if not pairs:
-        assert default is not None
-        return default()
-    (pred, function), *rest = pairs
-    if not rest:
-        return cond(pred, function, default, strict, name)
-    return cond(pred, function, lambda: case(rest, default, exclusive, strict, name), strict, name)
+    for pred, function in reversed(pairs):
+        default = partial(cond, pred, function, default, strict, name)
+    assert default is not None
+    return default()
 
 
 # -- loops ---------------------------------------------------------------------------------------
@@ -326,7 +320,7 @@ def while_loop(
         raise GraphError("No loop variables provided")
     start = [convert_to_tensor(v) for v in leaves]
     test = lambda args: _spread(cond, close(args))  # noqa: E731
-    turn = lambda args: _results(_spread(body, close(args)), len(leaves))  # noqa: E731
+    turn = lambda args, _: _results(_spread(body, close(args)), len(leaves))  # noqa: E731
     limit = None if maximum_iterations is None else int(maximum_iterations)
     specs = _invariants(start, shape_invariants)
     found, again = loop_node(name or "while", test, turn, start, specs, limit=limit)
@@ -339,40 +333,37 @@ def while_loop(
 
 def loop_node(
     name: str, test: Callable[[list[Tensor]], Any] | None,
-    body: Callable[..., tuple[list[Any], Any]], start: Sequence[Tensor], specs: Sequence[Spec],
-    entries: Sequence[Tensor] = (), limit: int | None = None,
+    body: Callable[[list[Tensor], list[Tensor]], tuple[list[Any], Any]], start: Sequence[Tensor],
+    specs: Sequence[Spec], entries: Sequence[Tensor] = (), limit: int | None = None,
 ) -> tuple[list[Tensor], Any]:  # fmt: skip
     """Make a loop, and return its results and the second value that `body` returned.
 
     Args:
         test: The condition, a function of the loop variables. None: one iteration for each entry.
-        body: A function of the loop variables and, with entries, of one entry of each. It returns
-            their next values, followed by values to stack, and any second value.
+        body: A function of the loop variables and of one entry of each of `entries`. It returns
+            the next values, followed by values to stack, and any second value.
         start: The initial values of the loop variables.
         specs: The shapes and dtypes that each iteration may rely on.
         entries: Tensors, which have one entry for each iteration.
     """
-    graph = new_graph(name)
+    graph, n = new_graph(name), len(start)
+    rows = [_entry(spec_of(x._read())) for x in entries]
     with inside(graph):
-        carries = [graph.placeholder(spec) for spec in specs]
-        rows = [_entry(graph, x) for x in entries]
-        faces = [face(x) for x in carries], *([[face(x) for x in rows]] if rows else [])
-        shown = None if test is None else convert_to_tensor(test(faces[0]))
-        made, more = body(*faces)
-        ys = [graph.entering(convert_to_tensor(y)._read()) for y in made]
-        tested = None
-        if shown is not None:
+        inner = [graph.placeholder(spec) for spec in (*specs, *rows)]
+        faces, tested = [face(x) for x in inner], None
+        if test is not None:
+            shown = convert_to_tensor(test(faces))
             _as_condition("while_loop: cond must return a value that must", shown)
             tested = Step([graph.entering(shown._read())])
-    kept = [_after(*each) for each in zip(carries, ys, specs, strict=False)]
-    count = entries[0].shape.as_list()[0] if entries and entries[0].shape.ndims else None
-    stacked = [_stacked(count, spec_of(y)) for y in ys[len(carries) :]]
-    inputs = [
-        (x._read(), own) for x, own in zip([*start, *entries], [*carries, *rows], strict=True)
-    ]
+        made, more = body(faces[:n], faces[n:])
+        ys = [graph.entering(convert_to_tensor(y)._read()) for y in made]
+    known = entries[0].shape.as_list()[0] if entries and entries[0].shape.ndims else None
+    ends = [_after(*each) for each in zip(inner, ys, specs, strict=False)]
+    ends += [_stacked(known, spec_of(y)) for y in ys[n:]]
+    outer = [x._read() for x in (*start, *entries)]
     found = control_node(
-        WHILE, name, graph, inputs, [*kept, *stacked], [Step(ys, carries)], loops=True,
-        test=tested, limit=limit, entries=frozenset(x._id for x in rows),
+        WHILE, name, graph, list(zip(outer, inner, strict=True)), ends, [Step(ys, inner[:n])],
+        loops=True, test=tested, limit=limit, entries=frozenset(x._id for x in inner[n:]),
     )  # fmt: skip
     return list(face(found)), more
 
@@ -384,10 +375,9 @@ def _stacked(count: int | None, y: Spec) -> Spec:
     return Spec((count, *[n if type(n) is int else None for n in y.shape]), y.dtype)
 
 
-def _entry(graph: OpGraph, x: Tensor) -> rg.Tensor:
-    """Return the placeholder for one entry of x along its first axis."""
-    spec = spec_of(x._read())
-    return graph.placeholder(Spec(spec.shape and tuple(spec.shape[1:]), spec.dtype))
+def _entry(x: Spec) -> Spec:
+    """Return the spec of one entry along the first axis."""
+    return Spec(None if x.shape is None else tuple(x.shape[1:]), x.dtype)
 
 
 def _unlisted(loop_vars: Any) -> Any:
@@ -411,12 +401,11 @@ def _invariants(start: Sequence[Tensor], invariants: Any) -> list[Spec]:
         raise GraphError(
             f"while_loop: {len(shapes)} shape_invariants for {len(start)} loop variables"
         )
-    made = []
     for v, shape in zip(start, shapes, strict=True):
         if not shape.is_compatible_with(v.shape):
             raise ShapeError(f"while_loop: the shape invariant {shape} does not allow {v}")
-        made.append(Spec(None if shape.ndims is None else tuple(shape.as_list()), v._symbol.dtype))
-    return made
+    sizes = [None if shape.ndims is None else tuple(shape.as_list()) for shape in shapes]
+    return [Spec(known, v._symbol.dtype) for known, v in zip(sizes, start, strict=True)]
 
 
 def _shapes(invariants: Any) -> list[TensorShape]:

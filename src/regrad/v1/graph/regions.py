@@ -44,7 +44,7 @@ from regrad.core.blocks import block, stay
 from regrad.core.protocols import NodeLike
 from regrad.core.pullback import or_zeros
 from regrad.core.registry import OPS, Op
-from regrad.errors import GradientError, GraphError, ShapeError
+from regrad.errors import GradientError, ShapeError
 from regrad.graph.deferred import spec_of_record
 from regrad.graph.graph import INNERMOST, PLACEHOLDER, Node, OpGraph, Symbol, graph_op
 from regrad.graph.plan import GraphPlan, PlanRun, needed
@@ -126,15 +126,6 @@ class Control:
     test: Step | None = None
     limit: int | None = None
     entries: frozenset[int] = frozenset()
-
-    def __post_init__(self) -> None:
-        known = {x._id for x in self.inputs}
-        for symbol in (s for step in self.parts for s in step.reads):
-            if symbol.id not in known:
-                raise GraphError(
-                    f"the placeholder {symbol.name!r} was made inside a branch or loop, where it "
-                    "cannot be fed. Make it before, and use it inside."
-                )
 
     @property
     def parts(self) -> list[Step]:

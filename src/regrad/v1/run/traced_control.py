@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -37,16 +38,13 @@ def _if(trace: TraceRun, node: Node, values: list[Any], attrs: dict[str, Any]) -
         return trace.call_kernel(node, values, attrs)
     known, keys = control.known(values), _written(control.steps)
 
-    def branch(step: Step) -> Callable[[], Any]:
-        def run() -> Any:
-            inner = trace.inside({})
-            ys = inner.through(step, known)
-            return settle_all(ys, _symbols(step.outputs)), _state(inner, keys)
+    def branch(step: Step) -> Any:
+        inner = trace.inside({})
+        ys = inner.through(step, known)
+        return settle_all(ys, _symbols(step.outputs)), _state(inner, keys)
 
-        return run
-
-    cond = find_jax().lax.cond
-    ys, written = _fitted(node, lambda: cond(values[0], *map(branch, control.steps)))
+    calls = [partial(branch, step) for step in control.steps]
+    ys, written = _fitted(node, lambda: find_jax().lax.cond(values[0], *calls))
     trace.written.update(written)
     return ys
 

@@ -129,10 +129,10 @@ def static_rnn(
 
 
 def _start(
-    cell: Any, x: Tensor, axis: int, state: Any, dtype: dtypes.DTypeLike | None, length: TensorLike
-) -> tuple[Any, Tensor | None]:
+    cell: Any, x: Tensor, axis: int, state: Any, dtype: dtypes.DTypeLike | None, length: Any
+) -> tuple[Any, Any]:
     """Return the first state, and the lengths of the sequences."""
-    if not callable(cell) or not hasattr(cell, "state_size"):
+    if not hasattr(cell, "state_size"):
         raise ArgumentError(f"cell must be an RNNCell, got {cell!r:.60}")
     if length is not None:
         length = to_int32(convert_to_tensor(length))

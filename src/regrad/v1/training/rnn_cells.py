@@ -12,12 +12,12 @@ from regrad.core import containers
 from regrad.core.tensor import TensorLike
 from regrad.errors import ArgumentError, GraphError
 from regrad.v1 import dtypes
+from regrad.v1.functions import nn
 from regrad.v1.functions.arrays import concat, split
 from regrad.v1.functions.creation import zeros
 from regrad.v1.functions.linalg import matmul
 from regrad.v1.functions.loops import leaves_of, over
-from regrad.v1.functions.math import clip_by_value, floor, sigmoid, tanh
-from regrad.v1.functions.nn import bias_add, dropout
+from regrad.v1.functions.math import clip_by_value, floor, sigmoid
 from regrad.v1.functions.random_ops import random_uniform
 from regrad.v1.graph.conversion import convert_to_tensor
 from regrad.v1.graph.static_shapes import TensorShape
@@ -119,7 +119,8 @@ class RNNCell:
         """The variables of the cell that optimizers change."""
         return self._scope.trainable_variables() if self._scope else []
 
-    weights, trainable_weights = variables, trainable_variables
+    weights: property = property(lambda self: self.variables)
+    trainable_weights: property = property(lambda self: self.trainable_variables)
 
     def __call__(
         self, inputs: Any, state: Any, scope: str | VariableScope | None = None, **options: Any
@@ -171,7 +172,8 @@ class _Linear(RNNCell):
     ) -> None:  # fmt: skip
         super().__init__(name=name, dtype=dtype, _reuse=reuse, **options)
         self._num_units = num_units
-        self._activation: Any = activation or tanh
+        own = getattr(nn, activation) if isinstance(activation, str) else activation
+        self._activation: Any = own or nn.tanh
 
     state_size: Any = property(lambda self: self._num_units)
     output_size: Any = property(lambda self: self._num_units)
@@ -185,14 +187,14 @@ class _Linear(RNNCell):
         self._depth = depth
 
     def _weigh(
-        self, xs: Sequence[Tensor], size: int, scope: str = "", kernel: Initial = None,
+        self, xs: list[Any], size: int, scope: str = "", kernel: Initial = None,
         bias: Initial = None,
     ) -> Tensor:  # fmt: skip
         """Return the kernel times the joined tensors, plus the bias."""
         rows = self._depth + xs[-1].shape.as_list()[-1]
         weights = self.add_variable(f"{scope}kernel", [rows, size], None, kernel)
         added = self.add_variable(f"{scope}bias", [size], None, bias or initializers.Zeros())
-        return bias_add(matmul(concat(list(xs), 1), weights), added)
+        return nn.bias_add(matmul(concat(xs, 1), weights), added)
 
 
 class BasicRNNCell(_Linear):
@@ -259,7 +261,7 @@ class GRUCell(_Linear):
 
     def call(self, inputs: Any, state: Any) -> tuple[Any, Any]:
         n, (kernel, bias) = self._num_units, self._initial
-        first = bias or initializers.Ones()
+        first: Any = bias or initializers.Ones()
         gates = sigmoid(self._weigh([inputs, state], 2 * n, "gates/", kernel, first))
         r, u = split(gates, 2, 1)
         c = self._activation(self._weigh([inputs, r * state], n, "candidate/", kernel, bias))
@@ -326,10 +328,10 @@ class LSTMCell(_Linear):
         gates = self._weigh([inputs, h], 4 * n, "", self._initial)
         i, j, f, o = split(gates, 4, 1)
 
-        def look(x: Tensor, gate: str, c: Tensor) -> Tensor:
+        def look(x: Any, gate: str, c: Any) -> Any:
             if not self._peepholes:
                 return x
-            return x + self.add_variable(f"w_{gate}_diag", [n], None, self._initial) * c
+            return x + c * self.add_variable(f"w_{gate}_diag", [n], None, self._initial)
 
         forget, enter = sigmoid(look(f + self._forget_bias, "f", c)), look(i, "i", c)
         c = forget * c + sigmoid(enter) * self._activation(j)
@@ -501,13 +503,14 @@ class DropoutWrapper(RNNCell):
             return value
         places = iter(range(len(leaves_of(value))))
 
-        def drop(x: Tensor, applies: bool) -> Tensor:
+        def drop(x: Any, applies: bool) -> Any:
             i = next(places)
             if not applies:
                 return x
             if self._varies:
-                return dropout(x, keep, seed=self._salted(which, i))
-            return x / keep * floor(keep + self._noise[which][i])
+                return nn.dropout(x, keep, seed=self._salted(which, i))
+            noise: Any = self._noise[which][i]
+            return x / keep * floor(noise + keep)
 
         close, count = containers.flatten(value)[1], len(leaves_of(value))
         return over(drop, value, close([drops] * count) if isinstance(drops, bool) else drops)
