@@ -463,6 +463,14 @@ def test_a_gradient_repeats_no_write_to_a_variable(jit):
         assert session.run(v) == 3.0
 
 
+def test_a_gradient_needs_only_what_it_reads():
+    x, scale, on = tf.constant(2.0), tf.placeholder(tf.float32, []), tf.constant(True)
+    rules = {"Square": lambda op, dy: dy * scale}
+    a, b = overridden(rules, tf.cond, on, lambda: (tf.square(x), x * 3.0), lambda: (x, x))
+    first, second = tf.gradients(a, x)[0], tf.gradients(b, x)[0]
+    assert (run(second), run(first, {scale: 7.0})) == (3.0, 7.0)
+
+
 @pytest.mark.parametrize("jit", [False, True])
 def test_layers_inside_make_their_variables_outside(jit):
     x = tf.placeholder(tf.float32, [])

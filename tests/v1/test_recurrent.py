@@ -78,6 +78,7 @@ def pairs(x, w):
     return tf.stack(found)
 
 
+@pytest.mark.slow(but=30)
 @pytest.mark.parametrize("shape", [[3, 2], [None, 2], None], ids=str)
 @pytest.mark.parametrize("name", LOOPS)
 def test_values_and_derivatives_are_those_of_a_loop_in_python(name, shape, either):

@@ -228,10 +228,13 @@ def control_node(
     op: Op, name: str, graph: OpGraph, inputs: Inputs, specs: Sequence[Spec], steps: list[Step],
     **settings: Any,
 ) -> tuple[rg.Tensor, ...]:  # fmt: skip
-    """Make a node of control flow. The tensors that its inner graph captured become inputs."""
-    own = {x._id for _, x in inputs}
-    inputs = [*inputs, *[pair for pair in graph.captures.values() if pair[1]._id not in own]]
-    control = Control(graph, [x for _, x in inputs], steps, **settings)
+    """Make a node of control flow. Captured tensors that a step reads become inputs."""
+    own, control = {x._id for _, x in inputs}, Control(graph, [], steps, **settings)
+    first, carries = inputs[0][1]._id, {x._id for x, _ in control.turns}
+    read = {s.id for step in control.parts for s in step.reads} | {first} | carries
+    captured = [pair for pair in graph.captures.values() if pair[1]._id not in own]
+    inputs = [pair for pair in (*inputs, *captured) if pair[1]._id in read | control.entries]
+    control.inputs = [x for _, x in inputs]
     with OpGraph.control_dependencies(current_graph(), graph.waits_for):
         outer, attrs = [x for x, _ in inputs], {"control": control}
         return add_op(op, name, outer, attrs, specs, op.rule)
