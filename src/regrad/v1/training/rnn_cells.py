@@ -440,8 +440,8 @@ class DropoutWrapper(RNNCell):
         input_size: The sizes of the inputs, which variational dropout of inputs needs.
         dtype: The dtype, which variational dropout needs.
         seed: The seed of the random numbers.
-        dropout_state_filter_visitor: A function of a part of the state that returns whether dropout
-            applies to it, or a container of such values.
+        dropout_state_filter_visitor: A function of a state. It returns True for dropout, or a
+            container with True for the parts with dropout.
 
     Raises:
         GraphError: a probability is not in (0, 1], or variational dropout lacks `dtype` or
