@@ -170,6 +170,8 @@ MISTAKES = {
     "a second cell of a name": (
         lambda: [CELLS.GRUCell(2, name="a")(ones(1, 3), ones(1, 2), scope="a") for _ in range(2)],
         ValueError, "already exists"),
+    "an abstract state": (lambda: CELLS.RNNCell().zero_state(1, tf.float32), NotImplementedError,
+                          "state_size"),
     "an abstract cell": (lambda: CELLS.RNNCell()(ones(1, 3), ones(1, 2)), NotImplementedError,
                          "call"),
 }  # fmt: skip
@@ -235,7 +237,7 @@ def in_python(step, variables, xs, state, lengths=None):
 
 ZEROS = np.zeros((BATCH, UNITS))
 KINDS = {  # a cell, the same in NumPy, and its first state
-    "basic_rnn_cell": (lambda: CELLS.BasicRNNCell(UNITS), basic, ZEROS),
+    "basic_rnn_cell": (lambda: CELLS.BasicRNNCell(UNITS, "tanh"), basic, ZEROS),
     "gru_cell": (lambda: CELLS.GRUCell(UNITS), gru, ZEROS),
     "basic_lstm_cell": (lambda: CELLS.BasicLSTMCell(UNITS), lstm, (ZEROS, ZEROS)),
     "lstm_cell": (
@@ -495,16 +497,23 @@ def test_dropout_of_inputs_outputs_and_states(varies, either):
     assert set(np.unique(found[2])) == ({0.0, 2.0, 6.0, 14.0} if varies else {0.0, 14.0})
 
 
-def test_dropout_spares_the_memory_of_an_lstm_and_what_a_filter_says():
-    def built(**options):
-        cell = CELLS.DropoutWrapper(CELLS.LSTMCell(100), state_keep_prob=0.5, **options)
-        scope = f"{len(tf.trainable_variables())}"
-        return tf.nn.dynamic_rnn(cell, tf.ones([1, 1, 4]), dtype=tf.float32, scope=scope)[1]
+FILTERS = {
+    "by default": (None, [[False, True], True]), "all": (lambda state: True, [[True, True], True]),
+    "none": (lambda state: False, [[False, False], False]),
+    "the second": (lambda s: (False, True) if type(s) is tuple else True, [[False, False], True]),
+}  # fmt: skip
 
-    usual, everything = built(), built(dropout_state_filter_visitor=lambda state: True)
-    found = run([usual, everything])
-    zeros = [[(part == 0).any() for part in state] for state in found]
-    assert zeros == [[False, True], [True, True]]
+
+@pytest.mark.parametrize("name", FILTERS)
+def test_dropout_of_states_spares_the_memory_of_an_lstm_or_follows_a_filter(name):
+    visit, due = FILTERS[name]
+    cells = CELLS.MultiRNNCell([CELLS.LSTMCell(100), CELLS.GRUCell(100)])
+    cell = CELLS.DropoutWrapper(
+        cells, state_keep_prob=0.5, dropout_state_filter_visitor=visit
+    )  # fmt: skip
+    (c, h), last = run(tf.nn.dynamic_rnn(cell, tf.ones([1, 1, 4]), dtype=tf.float32)[1])
+    zeros = [[bool((part == 0).any()) for part in (c, h)], bool((last == 0).any())]
+    assert zeros == due
 
 
 def test_the_gradient_of_dropout_repeats_the_mask(either):

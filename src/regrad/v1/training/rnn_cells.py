@@ -440,8 +440,8 @@ class DropoutWrapper(RNNCell):
         input_size: The sizes of the inputs, which variational dropout of inputs needs.
         dtype: The dtype, which variational dropout needs.
         seed: The seed of the random numbers.
-        dropout_state_filter_visitor: A function of a state. It returns True for dropout, or a
-            container with True for the parts with dropout.
+        dropout_state_filter_visitor: A function of a part of the state. It returns True if dropout
+            applies, or a bool for each component of the part.
 
     Raises:
         GraphError: a probability is not in (0, 1], or variational dropout lacks `dtype` or
@@ -466,7 +466,7 @@ class DropoutWrapper(RNNCell):
     ) -> None:  # fmt: skip
         super().__init__(dtype=dtype)
         self._cell, self._seed, self._varies = cell, seed, not variational_recurrent
-        self._filter = dropout_state_filter_visitor or _drops
+        self._filter = dropout_state_filter_visitor or _spares_memory
         self._keep = {
             "input": input_keep_prob, "output": output_keep_prob, "state": state_keep_prob
         }  # fmt: skip
@@ -495,32 +495,40 @@ class DropoutWrapper(RNNCell):
     ) -> tuple[Any, Any]:
         dropped = self._dropped("input", over(convert_to_tensor, inputs))
         y, after = self._cell(dropped, state, scope=scope, **options)
-        return self._dropped("output", y), self._dropped("state", after, self._filter(after))
+        flags = _flags(self._filter, after)
+        return self._dropped("output", y), self._dropped("state", after, flags)
 
-    def _dropped(self, which: str, value: Any, drops: Any = True) -> Any:
+    def _dropped(self, which: str, value: Any, flags: list[bool] | None = None) -> Any:
         keep: Any = self._keep[which]
         if isinstance(keep, int | float) and keep >= 1:
             return value
-        places = iter(range(len(leaves_of(value))))
 
-        def drop(x: Any, applies: bool) -> Any:
-            i = next(places)
-            if not applies:
+        def drop(i: int, x: Any) -> Any:
+            if flags is not None and not flags[i]:
                 return x
             if self._varies:
                 return nn.dropout(x, keep, seed=self._salted(which, i))
             noise: Any = self._noise[which][i]
             return x / keep * floor(noise + keep)
 
-        close, count = containers.flatten(value)[1], len(leaves_of(value))
-        return over(drop, value, close([drops] * count) if isinstance(drops, bool) else drops)
+        dropped = [drop(i, x) for i, x in enumerate(leaves_of(value))]
+        return containers.flatten(value)[1](dropped)
 
     def _salted(self, which: str, index: int) -> int | None:
         return None if self._seed is None else crc32(f"{self._seed}{which}{index}".encode()) >> 1
 
 
-def _drops(state: Any) -> Any:
-    """Return whether dropout applies to the parts of a state: not to the memory of an LSTM."""
-    if isinstance(state, LSTMStateTuple):
-        return LSTMStateTuple(c=False, h=True)
-    return type(state)(map(_drops, state)) if isinstance(state, list | tuple) else True
+def _spares_memory(state: Any) -> Any:
+    """Return True, and for the state of an LSTM True for `h` alone."""
+    return LSTMStateTuple(c=False, h=True) if isinstance(state, LSTMStateTuple) else True
+
+
+def _flags(visit: Callable[[Any], Any], state: Any) -> list[bool]:
+    """Return for each tensor of a state whether dropout applies to it."""
+    found = visit(state)
+    if not isinstance(state, list | tuple):
+        return [bool(found)]
+    each = [found] * len(state) if isinstance(found, bool) else list(found)
+    parts = [_flags(visit, part) if on else [False] * len(leaves_of(part))
+             for part, on in zip(state, each, strict=True)]  # fmt: skip
+    return [flag for part in parts for flag in part]
