@@ -334,15 +334,11 @@ class ControlRule(PathRule):
         dys = [_zeros(y) if dy[i] is None and _is_float(y) else dy[i]
                for i, y in zip(ends, ys, strict=True)]  # fmt: skip
         dys = _floats(ys, dys)
+        inner = [control.ends[i] for i in ends]
         with inside(graph):
-            alike = (
-                dys if not control.loops else filter(_is_float, [control.ends[i][0] for i in ends])
-            )
+            alike = filter(_is_float, [y for y, *_ in inner]) if control.loops else dys
             arriving = [graph.placeholder(spec_of(y), "grad_ys") for y in alike]
-            dxs = [
-                _pulled(ys, wrt, arriving, graph)
-                for ys in zip(*[control.ends[i] for i in ends], strict=True)
-            ]
+            dxs = [_pulled(ys, wrt, arriving, graph) for ys in zip(*inner, strict=True)]
         inputs = [*zip(record.xs, control.inputs, strict=True), *zip(dys, arriving, strict=True)]
         found = _loop_gradient if control.loops else _branch_gradient
         found = found(control, record, inputs, arriving, dxs)
@@ -458,9 +454,8 @@ def _while(run: PlanRun, xs: Sequence[Any], control: Control) -> Any:
         trial.written = dict(run.written)
         known.update((key, run.xp.zeros(x.shape[1:], x.dtype)) for key, x in whole.items())
         stacks = [trial.through(last, known)[len(last.carries) :]]
-    columns = zip(
-        last.stacked, zip(*stacks[:: -1 if last.backward else 1], strict=True), strict=True
-    )
+    stacks = stacks[::-1] if last.backward else stacks
+    columns = zip(last.stacked, zip(*stacks, strict=True), strict=True)
     return (*finals, *[run.xp.asarray(column, y._data.dtype)[:total] for y, column in columns])
 
 
