@@ -8,11 +8,9 @@ from regrad.core import containers
 from regrad.core.tensor import TensorLike
 from regrad.errors import ArgumentError, GraphError, ShapeError
 from regrad.v1 import dtypes
+from regrad.v1.functions import creation, math
 from regrad.v1.functions.arrays import shape, transpose
-from regrad.v1.functions.creation import range as integers
-from regrad.v1.functions.creation import zeros_like
 from regrad.v1.functions.loops import leaves_of, over
-from regrad.v1.functions.math import to_int32, where
 from regrad.v1.graph.control import loop_node
 from regrad.v1.graph.conversion import convert_to_tensor
 from regrad.v1.graph.regions import spec_of
@@ -74,7 +72,7 @@ def dynamic_rnn(
             ys, close_ys = containers.flatten(y)
             return [*leaves_of(after), *ys], close_ys
 
-        along = [integers(shape(xs[0])[0]), *xs]
+        along = [creation.range(shape(xs[0])[0]), *xs]
         specs = [spec_of(x._read()) for x in start]
         found, close_ys = loop_node("while", None, body, start, specs, along)
         ys = found[len(start) :]
@@ -135,7 +133,7 @@ def _start(
     if not hasattr(cell, "state_size"):
         raise ArgumentError(f"cell must be an RNNCell, got {cell!r:.60}")
     if length is not None:
-        length = to_int32(convert_to_tensor(length))
+        length = math.to_int32(convert_to_tensor(length))
         if length.shape.ndims not in (1, None):
             raise ShapeError(f"sequence_length must be a vector of length batch_size, got {length}")
     if state is not None:
@@ -155,8 +153,8 @@ def _step(cell: RNNCell, x: Any, state: Any, time: Any, length: Tensor | None) -
     if length is None:
         return y, after
     over_now = length <= time
-    blank = over(zeros_like, y)
-    choose = lambda old, new: new if new.shape.ndims == 0 else where(over_now, old, new)  # noqa: E731
+    blank = over(creation.zeros_like, y)
+    choose = lambda old, new: new if new.shape.ndims == 0 else math.where(over_now, old, new)  # noqa: E731
     return over(choose, blank, y), over(choose, state, after)
 
 

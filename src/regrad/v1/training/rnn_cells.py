@@ -12,13 +12,8 @@ from regrad.core import containers
 from regrad.core.tensor import TensorLike
 from regrad.errors import ArgumentError, GraphError
 from regrad.v1 import dtypes
-from regrad.v1.functions import nn
-from regrad.v1.functions.arrays import concat, split
-from regrad.v1.functions.creation import zeros
-from regrad.v1.functions.linalg import matmul
+from regrad.v1.functions import arrays, creation, linalg, math, nn, random_ops
 from regrad.v1.functions.loops import leaves_of, over
-from regrad.v1.functions.math import clip_by_value, floor, sigmoid
-from regrad.v1.functions.random_ops import random_uniform
 from regrad.v1.graph.conversion import convert_to_tensor
 from regrad.v1.graph.static_shapes import TensorShape
 from regrad.v1.graph.tensors import Tensor
@@ -102,23 +97,18 @@ class RNNCell:
     @property
     def state_size(self) -> Any:
         """The size of the state, or a container of sizes."""
-        raise NotImplementedError("a cell must define state_size")
+        raise NotImplementedError("a cell must define state_size and output_size")
 
     @property
     def output_size(self) -> Any:
         """The size of the output, or a container of sizes."""
-        raise NotImplementedError("a cell must define output_size")
+        raise NotImplementedError("a cell must define state_size and output_size")
 
-    @property
-    def variables(self) -> list[Any]:
-        """The variables of the cell."""
-        return self._scope.global_variables() if self._scope else []
+    def _in_scope(self, kind: str) -> list[Any]:
+        return getattr(self._scope, kind)() if self._scope else []
 
-    @property
-    def trainable_variables(self) -> list[Any]:
-        """The variables of the cell that optimizers change."""
-        return self._scope.trainable_variables() if self._scope else []
-
+    variables: property = property(lambda self: self._in_scope("global_variables"))
+    trainable_variables: property = property(lambda self: self._in_scope("trainable_variables"))
     weights: property = property(lambda self: self.variables)
     trainable_weights: property = property(lambda self: self.trainable_variables)
 
@@ -158,7 +148,7 @@ class RNNCell:
 
         def zero(size: Any) -> Tensor:
             sizes = [size] if isinstance(size, int) else TensorShape(size).as_list()
-            return zeros([batch_size, *sizes], dtype)
+            return creation.zeros([batch_size, *sizes], dtype)
 
         return over(zero, self.state_size)
 
@@ -167,8 +157,8 @@ class _Linear(RNNCell):
     """A cell with kernels and biases."""
 
     def __init__(
-        self, num_units: int, activation: Function | str, reuse: bool | None, name: str | None,
-        dtype: dtypes.DTypeLike | None, options: dict[str, Any],
+        self, num_units: int, activation: Function | str = None, reuse: bool | None = None,
+        name: str | None = None, dtype: dtypes.DTypeLike | None = None, **options: Any,
     ) -> None:  # fmt: skip
         super().__init__(name=name, dtype=dtype, _reuse=reuse, **options)
         self._num_units = num_units
@@ -194,7 +184,7 @@ class _Linear(RNNCell):
         rows = self._depth + xs[-1].shape.as_list()[-1]
         weights = self.add_variable(f"{scope}kernel", [rows, size], None, kernel)
         added = self.add_variable(f"{scope}bias", [size], None, bias or initializers.Zeros())
-        return nn.bias_add(matmul(concat(xs, 1), weights), added)
+        return nn.bias_add(linalg.matmul(arrays.concat(xs, 1), weights), added)
 
 
 class BasicRNNCell(_Linear):
@@ -215,12 +205,6 @@ class BasicRNNCell(_Linear):
     ...     print(y.shape, [v.name for v in tf.trainable_variables()])
     (2, 3) ['basic_rnn_cell/kernel:0', 'basic_rnn_cell/bias:0']
     """
-
-    def __init__(
-        self, num_units: int, activation: Function | str = None, reuse: bool | None = None,
-        name: str | None = None, dtype: dtypes.DTypeLike | None = None, **options: Any,
-    ) -> None:  # fmt: skip
-        super().__init__(num_units, activation, reuse, name, dtype, options)
 
     def call(self, inputs: Any, state: Any) -> tuple[Any, Any]:
         y = self._activation(self._weigh([inputs, state], self._num_units))
@@ -256,14 +240,14 @@ class GRUCell(_Linear):
         kernel_initializer: Initial = None, bias_initializer: Initial = None,
         name: str | None = None, dtype: dtypes.DTypeLike | None = None, **options: Any,
     ) -> None:  # fmt: skip
-        super().__init__(num_units, activation, reuse, name, dtype, options)
+        super().__init__(num_units, activation, reuse, name, dtype, **options)
         self._initial = kernel_initializer, bias_initializer
 
     def call(self, inputs: Any, state: Any) -> tuple[Any, Any]:
         n, (kernel, bias) = self._num_units, self._initial
         first: Any = bias or initializers.Ones()
-        gates = sigmoid(self._weigh([inputs, state], 2 * n, "gates/", kernel, first))
-        r, u = split(gates, 2, 1)
+        gates = math.sigmoid(self._weigh([inputs, state], 2 * n, "gates/", kernel, first))
+        r, u = arrays.split(gates, 2, 1)
         c = self._activation(self._weigh([inputs, r * state], n, "candidate/", kernel, bias))
         h = u * state + (1 - u) * c
         return h, h
@@ -309,7 +293,7 @@ class LSTMCell(_Linear):
         reuse: bool | None = None, name: str | None = None, dtype: dtypes.DTypeLike | None = None,
         **options: Any,
     ) -> None:  # fmt: skip
-        super().__init__(num_units, activation, reuse, name, dtype, options)
+        super().__init__(num_units, activation, reuse, name, dtype, **options)
         self._peepholes, self._initial, self._num_proj = use_peepholes, initializer, num_proj
         self._clips, self._forget_bias = (cell_clip, proj_clip), forget_bias
         self._is_tuple = state_is_tuple
@@ -324,28 +308,28 @@ class LSTMCell(_Linear):
 
     def call(self, inputs: Any, state: Any) -> tuple[Any, Any]:
         n, sizes = self._num_units, [self._num_units, self.output_size]
-        c, h = state if self._is_tuple else split(state, sizes, 1)
+        c, h = state if self._is_tuple else arrays.split(state, sizes, 1)
         gates = self._weigh([inputs, h], 4 * n, "", self._initial)
-        i, j, f, o = split(gates, 4, 1)
+        i, j, f, o = arrays.split(gates, 4, 1)
 
         def look(x: Any, gate: str, c: Any) -> Any:
             if not self._peepholes:
                 return x
             return x + c * self.add_variable(f"w_{gate}_diag", [n], None, self._initial)
 
-        forget, enter = sigmoid(look(f + self._forget_bias, "f", c)), look(i, "i", c)
-        c = forget * c + sigmoid(enter) * self._activation(j)
+        forget, enter = math.sigmoid(look(f + self._forget_bias, "f", c)), look(i, "i", c)
+        c = forget * c + math.sigmoid(enter) * self._activation(j)
         c = _clipped(c, self._clips[0])
-        h = sigmoid(look(o, "o", c)) * self._activation(c)
+        h = math.sigmoid(look(o, "o", c)) * self._activation(c)
         if self._num_proj is not None:
             shape = [n, self._num_proj]
-            h = matmul(h, self.add_variable("projection/kernel", shape, None, self._initial))
+            h = linalg.matmul(h, self.add_variable("projection/kernel", shape, None, self._initial))
             h = _clipped(h, self._clips[1])
-        return h, LSTMStateTuple(c, h) if self._is_tuple else concat([c, h], 1)
+        return h, LSTMStateTuple(c, h) if self._is_tuple else arrays.concat([c, h], 1)
 
 
 def _clipped(x: Tensor, bound: float | None) -> Tensor:
-    return x if bound is None else clip_by_value(x, -bound, bound)
+    return x if bound is None else math.clip_by_value(x, -bound, bound)
 
 
 class BasicLSTMCell(LSTMCell):
@@ -421,12 +405,12 @@ class MultiRNNCell(RNNCell):
 
     def call(self, inputs: Any, state: Any) -> tuple[Any, Any]:
         sizes = [cell.state_size for cell in self._cells]
-        states, after = state if self._is_tuple else split(state, sizes, 1), []
+        states, after = state if self._is_tuple else arrays.split(state, sizes, 1), []
         for i, (cell, own) in enumerate(zip(self._cells, states, strict=True)):
             with variable_scope(f"cell_{i}"):
                 inputs, found = cell(inputs, own)
             after.append(found)
-        return inputs, tuple(after) if self._is_tuple else concat(after, 1)
+        return inputs, tuple(after) if self._is_tuple else arrays.concat(after, 1)
 
 
 class DropoutWrapper(RNNCell):
@@ -480,7 +464,7 @@ class DropoutWrapper(RNNCell):
                 )
             sizes = {"input": input_size, "output": cell.output_size, "state": cell.state_size}
             self._noise = {
-                key: [random_uniform([1, n], dtype=dtype, seed=self._salted(key, i))
+                key: [random_ops.random_uniform([1, n], dtype=dtype, seed=self._salted(key, i))
                       for i, n in enumerate(leaves_of(size))]
                 for key, size in sizes.items() if size is not None
             }  # fmt: skip
@@ -509,7 +493,7 @@ class DropoutWrapper(RNNCell):
             if self._varies:
                 return nn.dropout(x, keep, seed=self._salted(which, i))
             noise: Any = self._noise[which][i]
-            return x / keep * floor(noise + keep)
+            return x / keep * math.floor(noise + keep)
 
         dropped = [drop(i, x) for i, x in enumerate(leaves_of(value))]
         return containers.flatten(value)[1](dropped)
