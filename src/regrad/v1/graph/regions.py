@@ -103,7 +103,7 @@ class Step:
             kept = [(x, y) for x, y in self.turns if x._id in ids]
             step = Step([y for _, y in kept], [x for x, _ in kept], (), self.backward)
             ids.update(s.id for s in step.reads)
-        return step
+        return self if len(step.outputs) == len(self.outputs) else step  # its plan may exist
 
 
 @dataclass(eq=False)
