@@ -40,6 +40,11 @@ def carried_structures(x):
     return total * pair
 
 
+def nested_numbers(x):
+    turn = lambda i, a: (i + 1, [a[0] * x, a[1] + a[0]])  # noqa: E731
+    return tf.while_loop(lambda i, a: i < 3, turn, [0, [1.0, 2.0]])[1][1]
+
+
 def doubled_to_100(x, **options):
     y = tf.while_loop(lambda y: y < 100.0, lambda y: y * 2.0, [x], **options)
     assert isinstance(y, tf.Tensor)
@@ -119,6 +124,7 @@ FLOWS = {  # a function, inputs, and the value and the derivatives by the first 
     "one variable": (lambda x: doubled_to_100(x, **BOUND), [([1.0], [128.0, 128.0])]),
     "a maximum": (lambda x: doubled_to_100(x, maximum_iterations=3), [([1.0], [8.0, 8.0])]),
     "structures": (carried_structures, [([[1.0, 2.0]], [[56.0, 112.0], [56.0, 56.0]])]),
+    "structures of numbers": (nested_numbers, [([2.0], [9.0, 5.0, 2.0])]),  # 2 + 1 + x + x²
     "start": (start_and_closure, [([1.0, 3.0, 10.0], [49.0, 9.0])]),
     "closure": (lambda w, a, b: start_and_closure(a, w, b),
                 [([3.0, 1.0, 10.0], [49.0, 16.0, 2.0])]),

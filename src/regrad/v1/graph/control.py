@@ -6,8 +6,6 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-import numpy as np
-
 import regrad as rg
 from regrad.core import containers, dims
 from regrad.core.tensor import TensorLike
@@ -23,9 +21,6 @@ from regrad.v1.graph.static_shapes import TensorShape
 from regrad.v1.graph.tensors import Operation, Tensor, face, operation
 
 __all__ = ["case", "cond", "group", "no_op", "while_loop"]
-
-
-# -- branches ------------------------------------------------------------------------------------
 
 
 # -- order ---------------------------------------------------------------------------------------
@@ -315,7 +310,7 @@ def while_loop(
     """
     if not callable(cond) or not callable(body):
         raise ArgumentError("while_loop: cond and body must be callable")
-    leaves, close = containers.flatten(_unlisted(loop_vars))
+    leaves, close, _ = containers.opened(loop_vars, None)
     if not leaves:
         raise GraphError("No loop variables provided")
     start = [convert_to_tensor(v) for v in leaves]
@@ -380,15 +375,6 @@ def _entry(x: Spec) -> Spec:
     return Spec(None if x.shape is None else tuple(x.shape[1:]), x.dtype)
 
 
-def _unlisted(loop_vars: Any) -> Any:
-    """Return the loop variables with each number or array converted to a tensor."""
-    if isinstance(loop_vars, list | tuple) and not hasattr(loop_vars, "_fields"):
-        plain = int | float | np.ndarray | np.generic
-        made = [convert_to_tensor(v) if isinstance(v, plain) else v for v in loop_vars]
-        return type(loop_vars)(made)
-    return loop_vars
-
-
 def _spread(function: Callable[..., Any], args: Any) -> Any:
     return function(*args) if isinstance(args, list | tuple) else function(args)
 
@@ -396,7 +382,7 @@ def _spread(function: Callable[..., Any], args: Any) -> Any:
 def _invariants(start: Sequence[Tensor], invariants: Any) -> list[Spec]:
     if invariants is None:
         return [spec_of(v._read()) for v in start]
-    shapes = _shapes(invariants)
+    shapes = containers.opened(invariants, None)[0]
     if len(shapes) != len(start):
         raise GraphError(
             f"while_loop: {len(shapes)} shape_invariants for {len(start)} loop variables"
@@ -408,16 +394,10 @@ def _invariants(start: Sequence[Tensor], invariants: Any) -> list[Spec]:
     return [Spec(known, v._symbol.dtype) for known, v in zip(sizes, start, strict=True)]
 
 
-def _shapes(invariants: Any) -> list[TensorShape]:
-    if isinstance(invariants, TensorShape):
-        return [invariants]
-    return [shape for item in invariants for shape in _shapes(item)]
-
-
 def _results(answer: Any, count: int) -> tuple[list[Any], containers.Rebuild]:
     if answer is None:
         raise GraphError("while_loop: body returned None; return the new loop variables")
-    leaves, close = containers.flatten(_unlisted(answer))
+    leaves, close, _ = containers.opened(answer, None)
     if len(leaves) != count:
         raise GraphError(
             f"while_loop: body must return as many values as there are loop variables, {count}, "
