@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 
+import regrad as rg
 import regrad.v1 as tf
-from regrad.errors import GradientError, GraphError
+from regrad.errors import GradientError
 from tests.helpers.rows import refused
 from tests.helpers.v1_session import initialized, overridden, powers, run, values
 
@@ -37,6 +38,11 @@ def carried_structures(x):
         (tf.constant(0), (tf.zeros([2]), tf.constant(1.0))),
     )
     return total * pair
+
+
+def nested_numbers(x):
+    turn = lambda i, a: (i + 1, [a[0] * x, a[1] + a[0]])  # noqa: E731
+    return tf.while_loop(lambda i, a: i < 3, turn, [0, [1.0, 2.0]])[1][1]
 
 
 def doubled_to_100(x, **options):
@@ -118,6 +124,7 @@ FLOWS = {  # a function, inputs, and the value and the derivatives by the first 
     "one variable": (lambda x: doubled_to_100(x, **BOUND), [([1.0], [128.0, 128.0])]),
     "a maximum": (lambda x: doubled_to_100(x, maximum_iterations=3), [([1.0], [8.0, 8.0])]),
     "structures": (carried_structures, [([[1.0, 2.0]], [[56.0, 112.0], [56.0, 56.0]])]),
+    "structures of numbers": (nested_numbers, [([2.0], [9.0, 5.0, 2.0])]),  # 2 + 1 + x + x²
     "start": (start_and_closure, [([1.0, 3.0, 10.0], [49.0, 9.0])]),
     "closure": (lambda w, a, b: start_and_closure(a, w, b),
                 [([3.0, 1.0, 10.0], [49.0, 16.0, 2.0])]),
@@ -345,11 +352,40 @@ def test_a_custom_gradient_inside_is_refused_by_what_it_closes_over(region):
     assert run(tf.gradients(around(stopped)(x) * c, [x, c])) == [2 * 20.0**times, 5 * 2.0**times]
 
 
-def test_a_second_derivative_in_a_loop_says_that_a_gradient_function_reads_the_graph():
-    x, c = tf.constant(0.5), tf.constant(2.0)
-    (dx,) = tf.gradients(in_loop(lambda v: scaled(c)(v) ** 2.0)(x), x)
-    (ddx,) = tf.gradients(dx, x)
-    refused(lambda: run(ddx), GraphError, "gradient function of <lambda> uses tensors of the graph")
+WRITTEN_OUT = {  # the same without a branch or a loop: a function of the function and its times
+    "cond": lambda f: f, "while": lambda f: lambda x: f(f(x)),
+    "cond in while": lambda f: lambda x: f(f(x)), "while in cond": lambda f: lambda x: f(f(x)),
+    "while in while": lambda f: lambda x: f(f(f(f(x)))),
+}  # fmt: skip
+BODIES = {
+    "a custom gradient": lambda c: lambda v: scaled(c)(v) ** 2.0,
+    "an override": lambda c: lambda v: overridden(
+        {"Tanh": lambda op, dy: dy * op.inputs[0] * c}, tf.tanh, v) * 1.5,
+    "a sine": lambda c: lambda v: tf.sin(c * v) + v,
+    "a read": lambda c: lambda v: VARIABLES[-1].read_value() * tf.sin(v),
+}  # fmt: skip
+VARIABLES = []
+
+
+@pytest.mark.slow(but=16)
+@pytest.mark.parametrize("jit", [False, True])
+@pytest.mark.parametrize("closed", ["constant", "variable"])
+@pytest.mark.parametrize("body", BODIES)
+@pytest.mark.parametrize("region", AROUND)
+def test_three_derivatives_agree_with_the_loop_written_out(region, body, closed, jit):
+    x, c = tf.placeholder(tf.float64, []), tf.constant(0.7, tf.float64)
+    if closed == "variable":
+        c = tf.Variable(0.7, trainable=False, dtype=tf.float64)
+    VARIABLES[:] = [tf.Variable(1.25, dtype=tf.float64)]
+    f, found = BODIES[body](c), []
+    for y in (AROUND[region][0](f)(x), WRITTEN_OUT[region](f)(x)):
+        for _ in range(3):
+            (y,) = tf.gradients(y, x, unconnected_gradients="zero")
+            found.append(y)
+    with tf.Session(jit=jit) as session:
+        values = initialized(session).run(found, {x: 0.45})
+    assert all(values[:2])
+    np.testing.assert_allclose(values[:3], values[3:], rtol=1e-12)
 
 
 def logged(kind, f, x):
@@ -392,3 +428,86 @@ def test_no_gradient_leads_from_a_result_to_what_it_does_not_use():
     y = tf.cond(yes, lambda: (x * 2.0, z * 2.0), lambda: (x, z))[0]
     w = tf.while_loop(lambda i, a, b: i < 2, lambda i, a, b: (i + 1, a * 2.0, b * z), [0, x, z])[1]
     assert tf.gradients(y, z) == tf.gradients(w, z) == [None]
+
+
+# -- variables inside ------------------------------------------------------------------------------
+
+
+def variable_read_inside(x, on):
+    v = tf.Variable(3.0)
+    n = tf.where(on, 3, 0)
+    y = tf.cond(on, lambda: v.read_value() * x, lambda: x)
+    z = tf.while_loop(lambda i, a: i < n, lambda i, a: (i + 1, a * v.read_value()), [0, x], **BOUND)
+    return [*tf.gradients(y, [v, x]), *tf.gradients(z[1], [v, x])]
+
+
+@pytest.mark.parametrize("jit", [False, True])
+def test_a_variable_read_inside_has_a_gradient_where_nothing_reads_it(jit):
+    on, x = tf.placeholder(tf.bool, []), tf.constant(2.0)
+    found = variable_read_inside(x, on)
+    with tf.Session(jit=jit) as session:
+        initialized(session)
+        assert session.run(found, {on: True}) == [2.0, 3.0, 54.0, 27.0]
+        assert session.run(found, {on: False}) == [0.0, 1.0, 0.0, 1.0]
+
+
+@pytest.mark.parametrize("jit", [False, True])
+def test_a_gradient_repeats_no_write_to_a_variable(jit):
+    v, x = tf.Variable(0.0), tf.constant(2.0)
+
+    def beside(i, a, b):
+        return i + 1, a * x, v.assign_add(1.0)
+
+    def within(i, a, b):
+        return i + 1, a * x + 0.0 * v.assign_add(1.0), b
+
+    y, z = (tf.while_loop(lambda i, a, b: i < 3, body, [0, x, 0.0])[1] for body in (beside, within))
+    refused(lambda: tf.gradients(z, x), GradientError, "AssignAdd.*writes to a variable")
+    fetches = [y, *tf.gradients(y, x)]
+    with tf.Session(jit=jit) as session:
+        assert initialized(session).run(fetches) == [16.0, 32.0]
+        assert session.run(v) == 3.0
+
+
+def test_a_gradient_needs_only_what_it_reads():
+    x, scale, on = tf.constant(2.0), tf.placeholder(tf.float32, []), tf.constant(True)
+    rules = {"Square": lambda op, dy: dy * scale}
+    a, b = overridden(rules, tf.cond, on, lambda: (tf.square(x), x * 3.0), lambda: (x, x))
+    first, second = tf.gradients(a, x)[0], tf.gradients(b, x)[0]
+    assert (run(second), run(first, {scale: 7.0})) == (3.0, 7.0)
+
+
+@pytest.mark.parametrize("jit", [False, True])
+def test_layers_inside_make_their_variables_outside(jit):
+    x = tf.placeholder(tf.float32, [])
+    y = tf.cond(x > 0.0, lambda: tf.layers.dense([[x]], 1, name="a"), lambda: tf.constant([[0.0]]))
+    kernel, bias = tf.trainable_variables()
+    assert [kernel.name, bias.name] == ["a/kernel:0", "a/bias:0"]
+    slopes = tf.gradients(y, [kernel, bias])
+    with tf.Session(jit=jit) as session:
+        initialized(session)
+        for value, due in ((3.0, [3.0, 1.0]), (-3.0, [0.0, 0.0])):
+            assert [d.item() for d in session.run(slopes, {x: value})] == due
+    refused(lambda: tf.cond(x > 0.0, lambda: tf.placeholder(tf.float32, []), lambda: x), ValueError,
+            "cannot be fed inside")  # fmt: skip
+
+
+def test_tapes_differentiate_loops():
+    x = tf.constant([1.0, 2.0])
+    f = lambda x: rg.sum(rg.asarray(tf.map_fn(lambda v: tf.sin(v) * v, x)))  # noqa: E731
+    g = lambda x: rg.sum(rg.asarray(count_to(3, lambda i, a: [a * x], x)))  # noqa: E731
+    found = [rg.grad(lambda x, f=f: rg.sum(rg.grad(f)(x)))(x) for f in (f, g)]
+    a, b = run(found)
+    np.testing.assert_allclose(a, 2 * np.cos([1.0, 2.0]) - np.sin([1.0, 2.0]) * [1.0, 2.0], 1e-6)
+    np.testing.assert_allclose(b, [12.0, 48.0])  # (x^4)'' is 12 x^2
+
+
+def test_a_gradient_of_a_loop_in_a_loop():
+    x = tf.placeholder(tf.float64, [])
+    step = lambda a: tf.gradients(count_to(2, lambda i, b: [b * b], a), a)[0]  # noqa: E731
+    y = count_to(3, lambda i, a: [a - 0.1 * step(a)], x)
+    z = x
+    for _ in range(3):
+        z = z - 0.1 * (4.0 * z**3.0)  # (z^4)' is 4 z^3
+    found = run([y, z, *tf.gradients(y, x), *tf.gradients(z, x)], {x: 0.9})
+    np.testing.assert_allclose(found[::2], found[1::2], rtol=1e-12)

@@ -86,9 +86,9 @@ class PlanRun:
         self.written[key] = value
         return value
 
-    def through(self, region: Any, values: Sequence[Any]) -> list[Any]:
-        """Return the outputs of a region, a branch or a loop's body, in this run."""
-        return region.plan(values, self)
+    def through(self, step: Any, known: dict[int, Any]) -> list[Any]:
+        """Return the outputs of a step of control flow, from values of placeholders by id."""
+        return step.plan([known[s.id] for s in step.reads], self)
 
 
 class Shaped:

@@ -37,6 +37,7 @@ from regrad.v1.functions.clipping import *
 from regrad.v1.functions.creation import *
 from regrad.v1.functions.indexing import *
 from regrad.v1.functions.linalg import *
+from regrad.v1.functions.loops import *
 from regrad.v1.functions.math import *
 from regrad.v1.functions.random_ops import *
 from regrad.v1.functions.reductions import *
@@ -45,6 +46,7 @@ from regrad.v1.graph.control import *
 from regrad.v1.graph.conversion import *
 from regrad.v1.graph.gradients import *
 from regrad.v1.graph.graphs import *
+from regrad.v1.graph.python_ops import *
 from regrad.v1.graph.row_docs import WRITTEN_OUT as _WRITTEN_OUT
 from regrad.v1.graph.static_shapes import *
 from regrad.v1.graph.tensors import *

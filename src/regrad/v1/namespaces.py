@@ -12,6 +12,7 @@ from regrad.core.dims import Dim
 from regrad.core.op import op
 from regrad.core.registry import gradient
 from regrad.core.tensor import Readable, TensorLike
+from regrad.errors import GraphError
 from regrad.shapes.infer import Spec
 from regrad.v1 import dtypes, uncovered
 from regrad.v1.functions import clipping, creation, random_ops, reductions
@@ -25,6 +26,8 @@ from regrad.v1.graph.forms import one_op
 from regrad.v1.graph.graphs import current_graph
 from regrad.v1.graph.static_shapes import ShapeLike, TensorShape
 from regrad.v1.graph.tensors import Tensor, face
+from regrad.v1.training import rnn as _rnn
+from regrad.v1.training import rnn_cells as _cells
 
 __all__ = [
     "disable_eager_execution", "disable_v2_behavior", "executing_eagerly", "fft", "fft2d",
@@ -47,6 +50,7 @@ def placeholder(
 
     Raises:
         TypeError: `dtype` is not a dtype.
+        GraphError: the placeholder is made inside a branch or loop.
 
     Op type: `Placeholder`. Source: `tf.placeholder`.
 
@@ -55,6 +59,11 @@ def placeholder(
     ...     print(sess.run(x * 2.0, {x: [1.0, 2.0]}))
     [2. 4.]
     """
+    if current_graph().outer is not None:
+        raise GraphError(
+            f"the placeholder {name or 'Placeholder'!r} cannot be fed inside a branch or loop. "
+            "Make it before, and use it inside."
+        )
     sizes = TensorShape(shape)
     known = None if sizes.ndims is None else tuple(sizes.as_list())
     spec = Spec(known, dtypes.to_numpy(dtype))
@@ -166,6 +175,10 @@ for _shift in ("fftshift", "ifftshift"):  # only tf.signal has these
     delattr(spectral, _shift)
 fft, fft2d, fft3d = _spectral.fft, _spectral.fft2d, _spectral.fft3d
 ifft, ifft2d, ifft3d = _spectral.ifft, _spectral.ifft2d, _spectral.ifft3d
+
+# Recurrent networks are in `tf.nn`, but need variable scopes, which need `tf.nn`.
+rnn_cell: Namespace = Namespace("nn.rnn_cell", _cells)
+_nn.__dict__.update(rnn_cell=rnn_cell, dynamic_rnn=_rnn.dynamic_rnn, static_rnn=_rnn.static_rnn)
 
 _LOG = python_logging.getLogger("regrad.v1")
 logging: SimpleNamespace = SimpleNamespace(

@@ -1,31 +1,26 @@
-"""Control dependencies, branches, loops, and ops that call Python."""
+"""Control dependencies, branches and loops."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
-
-import numpy as np
 
 import regrad as rg
 from regrad.core import containers, dims
 from regrad.core.tensor import TensorLike
 from regrad.errors import ArgumentError, DTypeError, GraphError, ShapeError
-from regrad.graph.graph import NO_RULE, Node, graph_op
+from regrad.graph.graph import NO_RULE, Node, OpGraph, graph_op
 from regrad.shapes.infer import Spec
-from regrad.v1 import dtypes, errors
+from regrad.v1 import dtypes
 from regrad.v1.graph.conversion import convert_to_tensor
 from regrad.v1.graph.forms import one_op
 from regrad.v1.graph.graphs import add_op, control_dependencies, current_graph
-from regrad.v1.graph.regions import GraphRegion, cond_node, inside, new_graph, spec_of, while_node
+from regrad.v1.graph.regions import IF, WHILE, Step, control_node, inside, new_graph, spec_of
 from regrad.v1.graph.static_shapes import TensorShape
 from regrad.v1.graph.tensors import Operation, Tensor, face, operation
 
-__all__ = [
-    "Assert", "Print", "case", "cond", "group", "no_op", "numpy_function", "py_func", "while_loop",
-]  # fmt: skip
+__all__ = ["case", "cond", "group", "no_op", "while_loop"]
 
 
 # -- order ---------------------------------------------------------------------------------------
@@ -50,10 +45,6 @@ def no_op(name: str | None = None) -> Operation:
     """
     add_op(NO_OP, name or "NoOp", [], {}, [], NO_RULE)
     return operation(current_graph().own_nodes[-1])
-
-
-# The dtype of one result, or the dtypes of several results.
-DTypes = dtypes.DTypeLike | list[dtypes.DTypeLike] | tuple[dtypes.DTypeLike, ...]
 
 
 def group(*inputs: TensorLike, name: str | None = None, **options: Any) -> Operation:
@@ -164,31 +155,37 @@ def cond(
             raise ArgumentError(f"cond: {called} must be callable, got {function!r:.60}")
     if isinstance(pred, bool):
         raise ArgumentError("pred must not be a Python bool: use a Python if statement")
-    pred = convert_to_tensor(pred)
-    if pred.dtype != dtypes.bool:
-        raise ArgumentError(f"cond: pred must be a bool tensor, got {pred}")
-    if pred.shape.ndims not in (0, None):
-        raise ShapeError(f"cond: pred must have rank 0, got {pred}")
-    built = [_branch(f, name or "cond", strict) for f in functions]  # pyright: ignore
+    pred = _as_condition("cond: pred must", convert_to_tensor(pred))
+    graph = new_graph(name or "cond")
+    with inside(graph):
+        chosen = graph.placeholder(pred._symbol.spec, "pred")
+        built = [_branch(f, graph, name or "cond", strict) for f in functions]  # pyright: ignore
     (first, one), (second, other) = built
-    _check_branches(first, second, one, other)
-    found = list(face(cond_node(pred._read(), (first, second), [])))
-    return one(found)
+    specs, steps = _merged(first, second, one, other), [first, second]
+    found = control_node(IF, name or "cond", graph, [(pred._read(), chosen)], specs, steps)
+    return one(list(face(found)))
 
 
-def _branch(function: Callable[[], Any], name: str, strict: bool) -> tuple[GraphRegion, Any]:
-    with inside(new_graph(name)) as graph:
-        answer = function()
-        if isinstance(answer, list | tuple) and len(answer) == 1 and not strict:
-            answer = answer[0]
-        leaves, close = containers.flatten(answer)
-        if not leaves:
-            raise GraphError(f"{name}: a branch must return a tensor, got {answer!r:.40}")
-        targets: list[Node] = []
-        tensors = [_result(leaf, targets, name) for leaf in leaves]
-        outputs = [graph.entering(t._read()) for t in tensors]
-    region = GraphRegion(graph, [], outputs, targets)
-    return region, close
+def _as_condition(what: str, y: Tensor) -> Tensor:
+    if y.dtype != dtypes.bool:
+        raise ArgumentError(f"{what} be a bool tensor, got {y}")
+    if y.shape.ndims not in (0, None):
+        raise ShapeError(f"{what} have rank 0, got {y}")
+    return y
+
+
+def _branch(
+    function: Callable[[], Any], graph: OpGraph, name: str, strict: bool
+) -> tuple[Step, containers.Rebuild]:
+    answer = function()
+    if isinstance(answer, list | tuple) and len(answer) == 1 and not strict:
+        answer = answer[0]
+    leaves, close = containers.flatten(answer)
+    if not leaves:
+        raise GraphError(f"{name}: a branch must return a tensor, got {answer!r:.40}")
+    targets: list[Node] = []
+    tensors = [_result(leaf, targets, name) for leaf in leaves]
+    return Step([graph.entering(t._read()) for t in tensors], targets=targets), close
 
 
 def _result(leaf: TensorLike, targets: list[Node], name: str) -> Tensor:
@@ -201,22 +198,30 @@ def _result(leaf: TensorLike, targets: list[Node], name: str) -> Tensor:
     return convert_to_tensor(leaf)
 
 
-def _check_branches(
-    first: GraphRegion, second: GraphRegion, one: Callable[[list[Any]], Any],
-    other: Callable[[list[Any]], Any],
-) -> None:  # fmt: skip
+def _merged(
+    first: Step, second: Step, one: containers.Rebuild, other: containers.Rebuild
+) -> list[Spec]:
+    """Return the static shapes and dtypes of the results of either of two branches."""
     counts = len(first.outputs), len(second.outputs)
     shown = [close([*"x" * n]) for close, n in zip((one, other), counts, strict=True)]
     if shown[0] != shown[1]:
         raise GraphError(
             f"cond: the branches must return one structure, got {shown[0]} and {shown[1]}"
         )
+    specs = []
     for x, y in zip(first.outputs, second.outputs, strict=True):
         if x._data.dtype != y._data.dtype:
             raise GraphError(
                 "cond: the branches must return tensors of the same dtypes, got "
                 f"{x._data.dtype} ({x._data.name}) and {y._data.dtype} ({y._data.name})"
             )
+        m, n = spec_of(x).shape, spec_of(y).shape
+        shape = None
+        if m is not None and n is not None and len(m) == len(n):
+            pairs = zip(m, n, strict=True)
+            shape = tuple([a if type(a) is type(b) is int and a == b else None for a, b in pairs])
+        specs.append(Spec(shape, x._data.dtype))
+    return specs
 
 
 def case(
@@ -253,13 +258,10 @@ def case(
         raise GraphError("case: expected at least one pair of a predicate and a function, got none")
     if default is None:
         *pairs, (_, default) = pairs
-    if not pairs:
-        assert default is not None
-        return default()
-    (pred, function), *rest = pairs
-    if not rest:
-        return cond(pred, function, default, strict, name)
-    return cond(pred, function, lambda: case(rest, default, exclusive, strict, name), strict, name)
+    for pred, function in reversed(pairs):
+        default = partial(cond, pred, function, default, strict, name)
+    assert default is not None
+    return default()
 
 
 # -- loops ---------------------------------------------------------------------------------------
@@ -308,92 +310,100 @@ def while_loop(
     """
     if not callable(cond) or not callable(body):
         raise ArgumentError("while_loop: cond and body must be callable")
-    leaves, close = containers.flatten(_unlisted(loop_vars))
+    leaves, close, _ = containers.opened(loop_vars, None)
     if not leaves:
         raise GraphError("No loop variables provided")
     start = [convert_to_tensor(v) for v in leaves]
-    specs = _invariants(start, shape_invariants)
-    label = name or "while"
-    tested = _loop_region(label, specs, lambda args: [cond(*_spread(close(args)))])
-    _check_condition(tested.outputs[0])
-    structure: list[Any] = []
-    repeated = _loop_region(
-        label, specs, lambda args: _results(body, close(args), len(leaves), structure)
-    )
-    triples = zip(repeated.arguments, repeated.outputs, specs, strict=True)
-    specs = [_after(*triple) for triple in triples]
+    test = lambda args: _spread(cond, close(args))  # noqa: E731
+    turn = lambda args, _: _results(_spread(body, close(args)), len(leaves))  # noqa: E731
     limit = None if maximum_iterations is None else int(maximum_iterations)
-    found = while_node(tested, repeated, [v._read() for v in start], specs, limit)
+    specs = _invariants(start, shape_invariants)
+    found, again = loop_node(name or "while", test, turn, start, specs, limit=limit)
     if not back_prop:
-        found[0]._data.node.rule = NO_RULE
-    answer = structure[0](list(face(found)))
+        found[0]._symbol.node.rule = NO_RULE
+    answer = again(found)
     single = isinstance(answer, list | tuple) and len(answer) == 1 and not return_same_structure
     return answer[0] if single else answer
 
 
-def _unlisted(loop_vars: Any) -> Any:
-    """Return the loop variables with each number or array converted to a tensor."""
-    if isinstance(loop_vars, list | tuple) and not hasattr(loop_vars, "_fields"):
-        plain = int | float | np.ndarray | np.generic
-        made = [convert_to_tensor(v) if isinstance(v, plain) else v for v in loop_vars]
-        return type(loop_vars)(made)
-    return loop_vars
+def loop_node(
+    name: str, test: Callable[[list[Tensor]], Any] | None,
+    body: Callable[[list[Tensor], list[Tensor]], tuple[list[Any], Any]], start: Sequence[Tensor],
+    specs: Sequence[Spec], entries: Sequence[Tensor] = (), limit: int | None = None,
+) -> tuple[list[Tensor], Any]:  # fmt: skip
+    """Make a loop, and return its results and the second value that `body` returned.
+
+    Args:
+        test: The condition, a function of the loop variables. None: one iteration for each entry.
+        body: A function of the loop variables and of one entry of each of `entries`. It returns
+            the next values, followed by values to stack, and any second value.
+        start: The initial values of the loop variables.
+        specs: The shapes and dtypes that each iteration may rely on.
+        entries: Tensors, which have one entry for each iteration.
+    """
+    graph, n = new_graph(name), len(start)
+    rows = [_entry(spec_of(x._read())) for x in entries]
+    with inside(graph):
+        inner = [graph.placeholder(spec) for spec in (*specs, *rows)]
+        faces, tested = [face(x) for x in inner], None
+        if test is not None:
+            shown = convert_to_tensor(test(faces))
+            _as_condition("while_loop: cond must return a value that must", shown)
+            tested = Step([graph.entering(shown._read())])
+        made, more = body(faces[:n], faces[n:])
+        ys = [graph.entering(convert_to_tensor(y)._read()) for y in made]
+    known = entries[0].shape.as_list()[0] if entries and entries[0].shape.ndims else None
+    ends = [_after(*each) for each in zip(inner, ys, specs, strict=False)]
+    ends += [_stacked(known, spec_of(y)) for y in ys[n:]]
+    outer = [x._read() for x in (*start, *entries)]
+    found = control_node(
+        WHILE, name, graph, list(zip(outer, inner, strict=True)), ends, [Step(ys, inner[:n])],
+        loops=True, test=tested, limit=limit, entries=frozenset(x._id for x in inner[n:]),
+    )  # fmt: skip
+    return list(face(found)), more
 
 
-def _spread(args: Any) -> Any:
-    return args if isinstance(args, list | tuple) else [args]
+def _stacked(count: int | None, y: Spec) -> Spec:
+    """Return the spec of values of one spec, stacked along a new first axis."""
+    if y.shape is None:
+        return y
+    return Spec((count, *[n if type(n) is int else None for n in y.shape]), y.dtype)
+
+
+def _entry(x: Spec) -> Spec:
+    """Return the spec of one entry along the first axis."""
+    return Spec(None if x.shape is None else tuple(x.shape[1:]), x.dtype)
+
+
+def _spread(function: Callable[..., Any], args: Any) -> Any:
+    return function(*args) if isinstance(args, list | tuple) else function(args)
 
 
 def _invariants(start: Sequence[Tensor], invariants: Any) -> list[Spec]:
     if invariants is None:
         return [spec_of(v._read()) for v in start]
-    shapes = _shapes(invariants)
+    shapes = containers.opened(invariants, None)[0]
     if len(shapes) != len(start):
         raise GraphError(
             f"while_loop: {len(shapes)} shape_invariants for {len(start)} loop variables"
         )
-    made = []
     for v, shape in zip(start, shapes, strict=True):
         if not shape.is_compatible_with(v.shape):
             raise ShapeError(f"while_loop: the shape invariant {shape} does not allow {v}")
-        made.append(Spec(None if shape.ndims is None else tuple(shape.as_list()), v._symbol.dtype))
-    return made
+    sizes = [None if shape.ndims is None else tuple(shape.as_list()) for shape in shapes]
+    return [Spec(known, v._symbol.dtype) for known, v in zip(sizes, start, strict=True)]
 
 
-def _shapes(invariants: Any) -> list[TensorShape]:
-    if isinstance(invariants, TensorShape):
-        return [invariants]
-    return [shape for item in invariants for shape in _shapes(item)]
-
-
-def _loop_region(label: str, specs: Sequence[Spec], function: Callable[..., Any]) -> GraphRegion:
-    with inside(new_graph(label)) as graph:
-        arguments = [graph.placeholder(spec) for spec in specs]
-        answer = function([face(a) for a in arguments])
-        outputs = [graph.entering(convert_to_tensor(y)._read()) for y in answer]
-    return GraphRegion(graph, arguments, outputs)
-
-
-def _results(body: Callable[..., Any], args: Any, count: int, structure: list[Any]) -> list[Any]:
-    answer = body(*_spread(args))
+def _results(answer: Any, count: int) -> tuple[list[Any], containers.Rebuild]:
     if answer is None:
         raise GraphError("while_loop: body returned None; return the new loop variables")
-    leaves, close = containers.flatten(_unlisted(answer))
-    structure[:] = [close]
+    leaves, close, _ = containers.opened(answer, None)
     if len(leaves) != count:
         raise GraphError(
             f"while_loop: body must return as many values as there are loop variables, {count}, "
             f"got {len(leaves)}"
         )
-    return leaves
-
-
-def _check_condition(y: rg.Tensor) -> None:
-    shown = face(y)
-    if shown.dtype != dtypes.bool:
-        raise ArgumentError(f"while_loop: cond must return a bool, got {shown}")
-    if shown.shape.ndims not in (0, None):
-        raise ShapeError(f"while_loop: cond must return a bool of rank 0, got {shown}")
+    return leaves, close
 
 
 def _after(x: rg.Tensor, y: rg.Tensor, spec: Spec) -> Spec:
@@ -425,208 +435,3 @@ def _after(x: rg.Tensor, y: rg.Tensor, spec: Spec) -> Spec:
         )
     shape = [n if kept else None for n, kept in zip(spec.shape or (), same, strict=True)]
     return Spec(tuple(shape), spec.dtype)
-
-
-# -- Python in the graph -------------------------------------------------------------------------
-
-
-def _call_python(xp: Any, xs: Sequence[Any], func: Callable[..., Any], Tout: Any) -> Any:
-    try:
-        answer = func(*[np.array(x) for x in xs])  # func may write to its arrays
-    except Exception as error:
-        raise errors.UnknownError(f"{type(error).__name__}: {error}") from error
-    values = list(answer) if isinstance(answer, list | tuple) else [answer]
-    if len(values) != len(Tout) and not (answer is None and not Tout):
-        raise errors.InvalidArgumentError(
-            f"py_func: expected {len(Tout)} values, {func!r:.60} returned {len(values)}"
-        )
-    return tuple(_returned(v, t, i) for i, (v, t) in enumerate(zip(values, Tout, strict=False)))
-
-
-def _returned(value: Any, dtype: np.dtype, index: int) -> np.ndarray:
-    array = np.asarray(value)
-    if array.dtype.kind in "SU":
-        array = array.astype("S").astype(object)
-    plain = not isinstance(value, np.ndarray | np.generic)
-    if array.dtype != dtype and not (plain and array.dtype.kind == dtype.kind):
-        raise errors.InvalidArgumentError(
-            f"py_func: the {index}-th value returned has the type {array.dtype}, expected {dtype}"
-        )
-    return array.astype(dtype)  # a copy, since func may keep its array
-
-
-PY_FUNC, PY_FUNC_STATELESS = (
-    graph_op(type, _call_python, "xs*", "func Tout", name="py_func", several=True)
-    for type in ("PyFunc", "PyFuncStateless")
-)
-
-
-def py_func(
-    func: Callable[..., Any], inp: Sequence[TensorLike], Tout: DTypes, stateful: bool = True,
-    name: str | None = None,
-) -> Any:  # fmt: skip
-    """Return the result of a Python function of NumPy arrays, as an op.
-
-    The static shapes of the results are unknown. The op has no gradient unless an override of the
-    op type `PyFunc` sets one.
-
-    Args:
-        func: A function of NumPy arrays. It may write to the arrays.
-        inp: The tensors whose values `func` receives.
-        Tout: The dtype of the result, or a list of dtypes.
-        stateful: If true the op type is `PyFunc`, otherwise `PyFuncStateless`.
-        name: The name of the op in the graph.
-
-    Returns:
-        A tensor; a list of tensors if Tout is a list; the Operation if Tout is an empty list.
-
-    Raises:
-        DTypeError: an input cannot become a tensor.
-        UnknownError: in the run, func raised.
-        InvalidArgumentError: in the run, func returned another dtype or number of results.
-
-    Op type: `PyFunc`. Source: `tf.py_func`.
-
-    >>> import numpy as np
-    >>> import regrad.v1 as tf
-    >>> with tf.Graph().as_default() as g, tf.Session() as sess:
-    ...     x = tf.constant([1.0, 4.0])
-    ...     with g.gradient_override_map({"PyFunc": lambda op, dy: dy * 0.5 / op.outputs[0]}):
-    ...         y = tf.py_func(np.sqrt, [x], tf.float32)
-    ...     print(sess.run(tf.gradients(y, x)[0]))
-    [0.5  0.25]
-    """
-    given = Tout if isinstance(Tout, list | tuple) else [Tout]
-    out = tuple(dtypes.to_numpy(t) for t in given)
-    xs, op = [convert_to_tensor(x)._read() for x in inp], PY_FUNC if stateful else PY_FUNC_STATELESS
-    found = add_op(op, name, xs, {"func": func, "Tout": out}, [Spec(None, t) for t in out])
-    if not out:
-        return operation(current_graph().own_nodes[-1])
-    ys = list(face(found))
-    return ys if isinstance(Tout, list | tuple) else ys[0]
-
-
-def numpy_function(
-    func: Callable[..., Any], inp: Sequence[TensorLike], Tout: DTypes, name: str | None = None
-) -> Any:
-    """Return the result of a Python function of NumPy arrays. The newer name of `py_func`.
-
-    Args:
-        func, inp, Tout, name: As for `py_func`.
-
-    Returns:
-        A tensor; a list of tensors if Tout is a list.
-
-    Raises:
-        DTypeError: an input cannot become a tensor.
-
-    Op type: `PyFunc`. Source: `tf.numpy_function`.
-
-    >>> with tf.Graph().as_default(), tf.Session() as sess:
-    ...     print(sess.run(tf.numpy_function(lambda x: x + 1, [tf.constant(2.0)], tf.float32)))
-    3.0
-    """
-    return py_func(func, inp, Tout, name=name)
-
-
-def _print(xp: Any, x: Any, data: Sequence[Any], message: str, first_n: int, summarize: int,
-           printed: list[int]) -> Any:  # fmt: skip
-    if first_n < 0 or printed[0] < first_n:
-        printed[0] += 1
-        parts = [_summary(np.asarray(d), summarize) for d in data]
-        print(message + "".join(f"[{part}]" for part in parts), file=sys.stderr)
-    return x
-
-
-def _summary(array: np.ndarray, count: int) -> str:
-    flat = array.reshape(-1)
-    shown = " ".join(f"{v:.8g}" if flat.dtype.kind == "f" else str(v) for v in flat[:count])
-    return shown + ("..." if flat.size > count else "")
-
-
-PRINT = graph_op("Print", _print, "x data*", "message first_n summarize printed", rule=None)
-
-
-def Print(
-    input_: TensorLike, data: Sequence[TensorLike], message: str | None = None,
-    first_n: int | None = None, summarize: int | None = None, name: str | None = None,
-) -> Tensor:  # fmt: skip
-    """Return the input unchanged. When a run computes it, the values of `data` go to stderr.
-
-    Args:
-        input_: A tensor.
-        data: Tensors to print.
-        message: Text before the values.
-        first_n: The number of runs that print. By default every run prints.
-        summarize: The number of elements to print of each tensor, by default 3.
-        name: The name of the op in the graph.
-
-    Returns:
-        A tensor of the input's shape and dtype.
-
-    Raises:
-        DTypeError: an input cannot become a tensor.
-
-    Op type: `Print`. Source: `tf.Print`.
-
-    >>> with tf.Graph().as_default(), tf.Session() as sess:
-    ...     x = tf.constant([1.0, 2.0])
-    ...     print(sess.run(tf.Print(x, [x], "x is ")))  # prints x is [1 2] on stderr
-    [1. 2.]
-    """
-    xs = [convert_to_tensor(v)._read() for v in (input_, *data)]
-    attrs = {
-        "message": message or "",
-        "first_n": -1 if first_n is None else first_n,
-        "summarize": 3 if summarize is None else summarize,
-        "printed": [0],
-    }
-    return face(add_op(PRINT, name or "Print", xs, attrs, [spec_of(xs[0])]))
-
-
-def _assert(xp: Any, condition: Any, data: Sequence[Any], summarize: int) -> Any:
-    if not np.all(condition):
-        shown = " ".join(f"[{_summary(np.asarray(d), summarize)}]" for d in data)
-        raise errors.InvalidArgumentError(f"assertion failed: {shown}")
-    return ()
-
-
-ASSERT = graph_op("Assert", _assert, "condition data*", "summarize", several=True)
-
-
-def Assert(
-    condition: TensorLike, data: Sequence[TensorLike], summarize: int | None = None,
-    name: str | None = None,
-) -> Operation:  # fmt: skip
-    """Return an op that raises in the run unless the condition holds. The error shows `data`.
-
-    Make the ops that rely on the condition in `with tf.control_dependencies([tf.Assert(...)])`.
-
-    Args:
-        condition: A bool tensor. All of its elements must be true.
-        data: Tensors that the error shows.
-        summarize: The number of elements to show of each tensor, by default 3.
-        name: The name of the op in the graph.
-
-    Returns:
-        The Operation.
-
-    Raises:
-        DTypeError: an input cannot become a tensor.
-        InvalidArgumentError: in the run, the condition does not hold.
-
-    Op type: `Assert`. Source: `tf.Assert`.
-
-    >>> with tf.Graph().as_default(), tf.Session() as sess:
-    ...     x = tf.constant(-1.0)
-    ...     with tf.control_dependencies([tf.Assert(x > 0.0, [x])]):
-    ...         root = tf.sqrt(x)
-    ...     try:
-    ...         sess.run(root)
-    ...     except tf.errors.InvalidArgumentError as error:
-    ...         print(error.message)
-    assertion failed: [-1]
-    """
-    xs = [convert_to_tensor(v)._read() for v in (condition, *data)]
-    add_op(ASSERT, name or "Assert", xs, {"summarize": summarize or 3}, [], NO_RULE)
-    return operation(current_graph().own_nodes[-1])

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 import regrad as rg
-from regrad.graph.graph import PLACEHOLDER, Node
-from regrad.graph.plan import GraphPlan, PlanRun, needed
+from regrad.graph.graph import Node
+from regrad.graph.plan import PlanRun
 from regrad.transforms.traces import find_jax
 from regrad.v1.errors import UnimplementedError
-from regrad.v1.graph.regions import GraphRegion, Loop
+from regrad.v1.graph.regions import Control, Step
 from regrad.v1.graph.variables import read_state
 from regrad.v1.run.tracing import (
     TraceRun,
     Values,
+    all_nodes,
     find_touched,
     is_known,
     refusal,
@@ -31,136 +33,103 @@ COUNTED = 100_000  # the most iterations to count while tracing
 
 @traces("If")
 def _if(trace: TraceRun, node: Node, values: list[Any], attrs: dict[str, Any]) -> Values:
-    pred, *xs = values
-    if is_known(pred):
+    control: Control = attrs["control"]
+    if is_known(values[0]):
         return trace.call_kernel(node, values, attrs)
-    keys = _written(*attrs["branches"])
+    known, keys = control.known(values), _written(control.steps)
 
-    def branch(region: GraphRegion) -> Callable[[], Any]:
-        def run() -> Any:
-            inner = trace.inside({})
-            ys = inner.through(region, xs)
-            return settle_all(ys, _symbols(region.outputs)), _state(inner, keys)
+    def branch(step: Step) -> Any:
+        inner = trace.inside({})
+        ys = inner.through(step, known)
+        return settle_all(ys, _symbols(step.outputs)), _state(inner, keys)
 
-        return run
-
-    cond = find_jax().lax.cond
-    ys, written = _fitted(node, lambda: cond(pred, *map(branch, attrs["branches"])))
+    calls = [partial(branch, step) for step in control.steps]
+    ys, written = _fitted(node, lambda: find_jax().lax.cond(values[0], *calls))
     trace.written.update(written)
     return ys
 
 
 @traces("While")
 def _while(trace: TraceRun, node: Node, values: list[Any], attrs: dict[str, Any]) -> Values:
-    loop: Loop = attrs["loop"]
-    start, captured = values[: loop.count], values[loop.count :]
-    keys = _written(loop.body)
-
-    def compiled() -> Values:
-        _, ys, written, _ = _forward(trace, loop, start, captured, keys)
-        trace.written.update(written)
-        return ys
-
-    return _or_unrolled(trace, node, values, attrs, compiled, _count(loop, start, captured))
-
-
-@traces("WhileGrad")
-def _while_grad(trace: TraceRun, node: Node, values: list[Any], attrs: dict[str, Any]) -> Values:
-    """Run the loop again, storing its variables for each iteration, then the backward pass."""
-    loop: Loop = attrs["loop"]
-    start, dys, captured = loop.opened(values, attrs["floats"])
-    count = _count(loop, start, captured)
-    most = loop.limit if count is None else count
-    if most is None:
+    """Trace XLA's loops. If shapes or sizes change during a loop, unroll its iterations."""
+    loop: Control = attrs["control"]
+    known = loop.known(values)
+    count = _count(loop, known)
+    most = loop.most(known) if count is None else count
+    if most is None and any(loop.kept):
         raise refusal(
             node,
             "the gradient of a loop stores each iteration, and the maximum number is unknown. Pass "
             "maximum_iterations to tf.while_loop, or a condition that depends on constants only.",
         )
-    if _written(loop.body):
-        raise refusal(node, "it would write to variables again. Assign after the loop.")
-
-    def compiled() -> Values:
-        number, _, _, stacks = _forward(trace, loop, start, captured, (), most)
-        return _back(trace, loop, dys, captured, number, stacks)
-
-    return _or_unrolled(trace, node, values, attrs, compiled, count)
-
-
-def _forward(
-    trace: TraceRun, loop: Loop, start: Values, captured: Values, keys: Sequence[str],
-    most: int | None = None,
-) -> Any:  # fmt: skip
-    """Return the number of iterations, the loop variables and the state after them, and stacks.
-
-    The stacks hold the loop variables at the start of each iteration. `most`, the largest number of
-    iterations, is the size of the stacks. Without it the list of stacks is empty.
-    """
-    jax, symbols = find_jax(), _symbols(loop.body.arguments)
-    first = settle_all(start, symbols)
-    kept = [] if most is None else first
-    blank = [jax.numpy.zeros((max(most or 0, 1), *x.shape), x.dtype) for x in kept]
-
-    def test(carry: Any) -> Any:
-        number, xs, state, _ = carry
-        (go,) = trace.inside(state, number).through(loop.cond, [*xs, *captured])
-        go = settle(go, np.dtype(bool))
-        return go if loop.limit is None else (number < loop.limit) & go
-
-    def advance(carry: Any) -> Any:
-        number, xs, state, stacks = carry
-        stacks = [s.at[number].set(x) for s, x in zip(stacks, xs, strict=bool(stacks))]
-        inner = trace.inside(state, number)
-        ys = inner.through(loop.body, [*xs, *captured])
-        return number + 1, settle_all(ys, symbols), _state(inner, keys), stacks
-
-    return jax.lax.while_loop(test, advance, (np.int32(0), first, _state(trace, keys), blank))
-
-
-def _back(
-    trace: TraceRun, loop: Loop, dys: Values, captured: Values, number: Any, stacks: Values
-) -> Values:
-    """Return the gradients of the initial float loop variables and of the float captures."""
-    region = loop.gradient
-    assert region is not None
-    symbols = _symbols(region.outputs)
-    first = settle_all([*dys, *loop.zeros(captured)], symbols)
-
-    def call(region: GraphRegion, values: Values, number: Any) -> Values:
-        return settle_all(trace.inside({}, number).through(region, values), symbols)
-
-    def run(step: Any, state: Any, stacks: Values) -> Any:
-        def retreat(carry: Any) -> Any:
-            number, state = carry
-            return number - 1, step(state, (number, [s[number] for s in stacks]))[0]
-
-        goes_on = lambda carry: carry[0] >= 0  # noqa: E731
-        return find_jax().lax.while_loop(goes_on, retreat, (number - 1, state))[1], ()
-
-    n = len(dys)
-    dxs, sums = loop.go_back(call, first[:n], captured, stacks, run, first[n:], _add)
-    return [*dxs, *(sums or ())]
-
-
-def _add(a: Any, b: Any) -> Any:
-    """Return the sum of two gradients, or None for a variable's ref, which has no gradient."""
-    return None if a is None else a + b
-
-
-# -- parts ---------------------------------------------------------------------------------------
-
-
-def _or_unrolled(
-    trace: TraceRun, node: Node, values: Values, attrs: dict[str, Any],
-    compiled: Callable[[], Values], count: int | None,
-) -> Values:  # fmt: skip
-    """Trace XLA's loop. If shapes or sizes change during the loop, unroll its iterations."""
     try:
-        return _fitted(node, compiled)
+        return _fitted(node, lambda: _sweeps(trace, loop, known, most))
     except UnimplementedError:
         if count is None or count > UNROLLED:
             raise
         return trace.call_kernel(node, values, attrs)
+
+
+def _sweeps(trace: TraceRun, loop: Control, known: dict[int, Any], most: int | None) -> list[Any]:
+    """Return the results of the loop's sweeps, each of which is a loop of XLA."""
+    rows = {key: _entries(known[key]) for key in loop.entries}  # stacked by iteration
+    total: Any = None if loop.test is not None else most
+    finals, stacks = [], []
+    for step, kept in zip(loop.steps, loop.kept, strict=True):
+        total, ys, stacks = _sweep(trace, loop, step, kept, known, rows, total, most)
+        finals, rows = finals + ys, rows | dict(zip(kept, stacks, strict=False))
+    return finals + [stack[:most] for stack in stacks[len(loop.kept[-1]) :]]
+
+
+def _sweep(
+    trace: TraceRun, loop: Control, step: Step, kept: Sequence[int], known: dict[int, Any],
+    rows: dict[int, Any], total: Any, most: int | None,
+) -> Any:  # fmt: skip
+    """Return the number of iterations, the final loop variables, and the stacked values."""
+    jax, ids, keys = find_jax(), [x._id for x in step.carries], _written([step])
+
+    def at(number: Any, xs: Values, state: dict[str, Any]) -> Any:
+        index = lambda x: jax.lax.dynamic_index_in_dim(x, number, keepdims=False)  # noqa: E731
+        own = {**{key: index(x) for key, x in rows.items()}, **dict(zip(ids, xs, strict=True))}
+        return trace.inside(state, number), known | own
+
+    def turn(number: Any, xs: Values, state: dict[str, Any]) -> Any:
+        run, given = at(number, xs, state)
+        ys = settle_all(run.through(step, given), _symbols(step.outputs))
+        return ys[: len(ids)], [*[given[i] for i in kept], *ys[len(ids) :]], _state(run, keys)
+
+    def goes_on(carry: Any) -> Any:
+        number, xs, state, _ = carry
+        if total is not None:
+            return (number >= 0) & (number < total)
+        run, given = at(number, xs, state)
+        go = settle(run.through(loop.test, given)[0], np.dtype(bool))
+        return go if most is None else (number < most) & go
+
+    def advance(carry: Any) -> Any:
+        number, xs, state, stacks = carry
+        ys, values, state = turn(number, xs, state)
+        stacks = [s.at[number].set(x) for s, x in zip(stacks, values, strict=True)]
+        return number + (-1 if step.backward else 1), ys, state, stacks
+
+    first, state = settle_all([known[i] for i in ids], _symbols(step.carries)), _state(trace, keys)
+    stacks = []
+    if kept or step.stacked:
+        shapes = jax.eval_shape(lambda: turn(np.int32(0), first, state)[1])
+        stacks = [jax.numpy.zeros((max(most or 0, 1), *x.shape), x.dtype) for x in shapes]
+    start = jax.numpy.asarray(total - 1 if step.backward else 0, np.int32)
+    carry = jax.lax.while_loop(goes_on, advance, (start, first, state, stacks))
+    trace.written.update(carry[2])
+    return (carry[0] if total is None else total), carry[1], carry[3]
+
+
+def _entries(x: Any) -> Any:
+    """Return entries as a JAX array of at least one entry, which XLA needs to trace the loop."""
+    x = settle(x, x.dtype)
+    return x if len(x) else find_jax().numpy.zeros((1, *x.shape[1:]), x.dtype)
+
+
+# -- parts ---------------------------------------------------------------------------------------
 
 
 def _fitted(node: Node, call: Callable[[], Any]) -> Any:
@@ -181,9 +150,9 @@ def _symbols(tensors: Sequence[rg.Tensor]) -> list[Any]:
     return [t._data for t in tensors]
 
 
-def _written(*regions: GraphRegion) -> list[str]:
-    """Return the variables to which regions write."""
-    return sorted({key for region in regions for key in find_touched(region.nodes).written})
+def _written(steps: Sequence[Step]) -> list[str]:
+    """Return the variables to which steps write."""
+    return sorted({key for step in steps for key in find_touched(step.nodes).written})
 
 
 def _state(trace: TraceRun, keys: Sequence[str]) -> dict[str, Any]:
@@ -192,43 +161,19 @@ def _state(trace: TraceRun, keys: Sequence[str]) -> dict[str, Any]:
     return {key: settle(value, value.dtype) for key, value in values.items()}
 
 
-# -- counting ------------------------------------------------------------------------------------
-
-
-def _count(loop: Loop, start: Values, captured: Values) -> int | None:
+def _count(loop: Control, known: dict[int, Any]) -> int | None:
     """Return the number of iterations of a loop if constants determine it, else None."""
-    steering, nodes = _steering(loop)
-    values = [*start, *captured]
-    if any(node.op.stateful for node in nodes) or not all(is_known(values[i]) for i in steering):
+    if loop.test is None:
+        return loop.most(known)
+    step = loop.steps[0].only(loop.test.reads)
+    read = {s.id for part in (loop.test, step) for s in part.reads}
+    nodes = all_nodes([*loop.test.nodes, *step.nodes])
+    if any(node.op.stateful for node in nodes) or not all(is_known(known[key]) for key in read):
         return None
-    own = [i for i in steering if i < loop.count]
-    feeds = [[region.inputs[i]._data for i in steering] for region in (loop.cond, loop.body)]
-    test = GraphPlan([loop.cond.outputs[0]._data], [], feeds[0])
-    step = GraphPlan([loop.body.outputs[i]._data for i in own], [], feeds[1])
-    run = PlanRun({}, {})
+    values, run = {key: known[key] for key in read}, PlanRun({}, {})
     for number in range(COUNTED if loop.limit is None else min(loop.limit, COUNTED)):
-        given = [values[i] for i in steering]
-        if not bool(test(given, run)[0]):
+        if not bool(run.through(loop.test, values)[0]):
             return number
-        for i, value in zip(own, step(given, run), strict=True):
-            values[i] = value
+        ys = run.through(step, values)
+        values.update(zip([x._id for x in step.carries], ys, strict=True))
     return loop.limit
-
-
-def _steering(loop: Loop) -> tuple[list[int], list[Node]]:
-    """Return the inputs that determine the number of iterations, and the nodes that use them."""
-    nodes = needed([loop.cond.outputs[0]._data.node], set())
-    found = _places(loop.cond, nodes)
-    open_places = [i for i in found if i < loop.count]
-    while open_places:
-        more = needed([loop.body.outputs[open_places.pop()]._data.node], set())
-        nodes += more
-        new = _places(loop.body, more) - found
-        found |= new
-        open_places += [i for i in new if i < loop.count]
-    return sorted(found), nodes
-
-
-def _places(region: GraphRegion, nodes: Sequence[Node]) -> set[int]:
-    read = {node.symbols[0].id for node in nodes if node.op is PLACEHOLDER}
-    return {i for i, x in enumerate(region.inputs) if x._data.id in read}

@@ -18,16 +18,16 @@ from regrad.core.sharding import to_jax
 from regrad.core.tape import placed
 from regrad.errors import TraceError
 from regrad.graph.graph import CONST, Node, Symbol
-from regrad.graph.plan import at_node
+from regrad.graph.plan import PlanRun, at_node
 from regrad.transforms.traces import find_jax
 from regrad.v1.errors import UnimplementedError
-from regrad.v1.graph.control import ASSERT, PRINT
-from regrad.v1.graph.regions import GraphRegion, Interpreter
+from regrad.v1.graph.python_ops import ASSERT, PRINT
+from regrad.v1.graph.regions import Control, Step
 
 Values = Sequence[Any]
 
 
-class TraceRun(Interpreter):
+class TraceRun(PlanRun):
     """The state of a traced run. Variables and random keys are tracers."""
 
     __slots__ = ("keys",)
@@ -59,11 +59,23 @@ class TraceRun(Interpreter):
         made.path = (*self.path, *number)
         return made
 
-    def outputs(self, node: Node, values: list[Any], known: dict[int, Any]) -> Values:
-        try:
-            return self._outputs(node, values, known)
-        except Exception as error:
-            raise _explained(error, node, values) from error.__cause__
+    def through(self, step: Step, known: dict[int, Any]) -> list[Any]:
+        known = dict(known)
+        self.compute(step.nodes, known)
+        return [known[y._data.id] for y in step.outputs]
+
+    def compute(self, nodes: Iterable[Node], known: dict[int, Any]) -> None:
+        """Compute nodes in order, and add their values to `known`, the values by symbol id."""
+        for node in nodes:
+            made = node.symbols
+            if not made or not all(s.id in known for s in made):
+                values = [known[s.id] for s in node.sources()]
+                try:
+                    ys = self._outputs(node, values, known)
+                except Exception as error:
+                    raise _explained(error, node, values) from error.__cause__
+                for symbol, y in zip(made, ys, strict=True):
+                    known.setdefault(symbol.id, y)
 
     def _outputs(self, node: Node, values: list[Any], known: dict[int, Any]) -> Values:
         op, attrs = node.op, node.attrs
@@ -81,6 +93,12 @@ class TraceRun(Interpreter):
         kernel = op.kernels[np.ndarray if backend is NUMPY else type(arrays[0])]
         y = kernel(*[placed(arrays, place) for place in node.layout], **attrs)
         return y if op.several else [y]
+
+    def call_kernel(self, node: Node, values: list[Any], attrs: dict[str, Any]) -> Values:
+        """Return the outputs of an op whose kernel receives the run."""
+        arguments = [placed(values, place) for place in node.layout]
+        y = node.op.kernels.kernel(self, *arguments, **attrs)  # pyright: ignore
+        return y if node.op.several else [y]
 
 
 def one_library(values: Values) -> tuple[Any, list[Any]]:
@@ -232,12 +250,6 @@ def all_nodes(nodes: Iterable[Node]) -> Iterator[Node]:
     """Yield the nodes, and the nodes of the branches and loops in them."""
     for node in nodes:
         yield node
-        for region in regions(node):
-            yield from all_nodes(region.nodes)
-
-
-def regions(node: Node) -> list[GraphRegion]:
-    """Return the regions of a branch or loop."""
-    loop = node.attrs.get("loop")
-    parts = [loop.cond, loop.body, loop.gradient] if loop is not None else []
-    return [r for r in (*node.attrs.get("branches", ()), *parts) if r is not None]
+        control: Control | None = node.attrs.get("control")
+        for step in control.parts if control is not None else ():
+            yield from all_nodes(step.nodes)

@@ -15,6 +15,7 @@ from regrad.errors import ArgumentError, GraphError
 from regrad.v1 import dtypes
 from regrad.v1.graph.conversion import convert_to_tensor
 from regrad.v1.graph.graphs import Graph, GraphKeys, get_default_graph
+from regrad.v1.graph.regions import inside
 from regrad.v1.graph.static_shapes import ShapeLike, TensorShape
 from regrad.v1.graph.variables import Variable, global_variables, trainable_variables
 from regrad.v1.training.initializers import glorot_uniform_initializer, zeros_initializer
@@ -281,7 +282,8 @@ def _make(
     initializer = initializer if initializer is not None else scope.initializer
     regularizer = regularizer or scope.regularizer
     value = _initial_value(full, shape, dtype or scope.dtype, initializer, dtype is not None)
-    with graph.name_scope(None):  # the name already contains the scope
+    # The name already contains the scope. In a branch or loop the variable is made outside.
+    with inside(None), graph.name_scope(None):
         variable = Variable(value, trainable is not False, name=full, **options)
     graph.variables_by_name[full] = variable
     if regularizer is not None:
