@@ -226,6 +226,22 @@ def test_a_batch_that_is_not_the_first_axis_is_refused(form, target):
         against_zero(form, 2, target)
 
 
+@pytest.mark.parametrize("swapped", [False, True])
+def test_steps_before_the_batch_are_not_compared_as_examples(swapped):
+    """An even number of steps has halves, which are no inputs and references."""
+    w, v = jnp.asarray(numbers(4, 5)), jnp.asarray(numbers(5, 3))
+    turn = (lambda h: jnp.swapaxes(h, 0, 1)) if swapped else lambda h: h
+    f = lambda x: turn(jnp.tanh(jnp.maximum(0.1, turn(x) @ w))).mean(1) @ v  # noqa: E731
+    x, base = jnp.asarray(numbers(3, 6, 4)), jnp.zeros((1, 6, 4))
+    if swapped:
+        with pytest.raises(ArgumentError, match=r"the shape \(6, 3, 5\) for.*Move the batch there"):
+            lrp.relevance(f, x, 1, lrp.deep_lift("jax"), reference=base)
+        return
+    found = lrp.relevance(f, x, 1, lrp.deep_lift("jax"), reference=base)
+    np.testing.assert_allclose(found.total, (f(x) - f(base))[:, 1], atol=1e-5)
+    np.testing.assert_allclose(found.missing, 0, atol=1e-5)
+
+
 @pytest.mark.parametrize("fails", [False, True])
 def test_relevance_computes_in_full_precision(fails):
     seen, before = [], jax.config.jax_default_matmul_precision

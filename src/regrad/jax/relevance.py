@@ -80,7 +80,10 @@ def explain(
     by_layer = {
         path: relevance_of(y, dy, run.half) for path, (y, dy) in by_path(layers, ops).items()
     }
-    return run.answer(total, found, by_layer, rows, used)
+    answer = run.answer(total, found, by_layer, rows, used)
+    if run.half and trace_of(total) is None and runs.is_incomplete(answer):
+        _check_batches(run, rules, used)
+    return answer
 
 
 def differentiated(
@@ -96,6 +99,15 @@ def differentiated(
         by_op: Whether the ops are returned even without layers.
         tap: Returns what replaces the output of a module, by its path and output.
     """
+    used = _overridden(run, xs, rules, layers, tap)
+    total, dxs, ops = _differentiated(used, list(xs.values()), bool(by_op or layers))
+    return total, dxs, ops, used
+
+
+def _overridden(
+    run: JaxRun, xs: Mapping[Any, Any], rules: Any, layers: Any = (), tap: Any = None
+) -> Any:
+    """Return a function of the inputs that are differentiated: a run under rules."""
     model = run.model
     if not xs:
         raise ArgumentError(
@@ -127,8 +139,29 @@ def differentiated(
     )
     if layers:
         used._surgery.where.naming.tap = partial(_tapped, layers, tap)  # pyright: ignore
-    total, dxs, ops = _differentiated(used, list(xs.values()), bool(by_op or layers))
-    return total, dxs, ops, used
+    return used
+
+
+def _check_batches(run: JaxRun, rules: Any, used: Any) -> None:
+    """Raise if a rule of pairs compared other values than an input and its reference.
+
+    The inputs alone have half of the size along the axis of the batch. So a second run shows where
+    this axis is. (An op that is linear loses nothing in any order, so a run without missing
+    relevance is right.)
+    """
+    alone = run.parts()[0]
+    traced = _overridden(alone, alone.floats, rules)
+    jax.eval_shape(traced, *alone.floats.values())
+    before = {(h.op_type, h.path, h.where): h.sizes for h in traced.hits}
+    for hit in used.hits:
+        sizes = before.get((hit.op_type, hit.path, hit.where), ())
+        for shape, one in zip(hit.sizes, sizes, strict=False) if hit.rule in runs.PAIRED else ():
+            if isinstance(shape, tuple) and shape != one and shape[0] != 2 * one[0]:
+                raise ArgumentError(
+                    f"relevance: {hit.op_type} ({hit.where}) has inputs of the shape {one} for the "
+                    f"inputs, and {shape} for inputs and references, so the batch is not the first "
+                    f"axis, where {hit.rule} reads it. Move the batch there"
+                )
 
 
 def paths_of(layers: Any) -> Sequence[Any]:

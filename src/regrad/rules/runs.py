@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -95,12 +95,15 @@ class RelevanceRun:
         value, other = (self.chosen(tree_map(part, y)) for part in _halves(self.half))
         return value, value - other
 
-    def apart(self) -> list[Any]:
-        """Return the target for the inputs alone, and for the references alone."""
+    def parts(self) -> list[Self]:
+        """Return a run of the inputs alone, and a run of the references alone."""
         parts = _halves(self.half, self.batch_axis) if self.half else []
         values = [tree_map(part, self.values) for part in parts]
-        runs = [type(self)(self.model, each, self.target) for each in values]
-        return [run.explained(run.values)[0] for run in runs]
+        return [type(self)(self.model, each, self.target) for each in values]
+
+    def apart(self) -> list[Any]:
+        """Return the target for the inputs alone, and for the references alone."""
+        return [run.explained(run.values)[0] for run in self.parts()]
 
     def chosen(self, y: Any) -> Any:
         """Return the outputs to explain."""
@@ -201,6 +204,14 @@ def check_halves(total: Any, apart: Sequence[Any]) -> None:
             "the first axis of the outputs that the target reads, and examples must not depend on "
             "each other. Move the batch; call model.eval() if the model is in training mode"
         )
+
+
+def is_incomplete(answer: Relevance) -> bool:
+    """Return whether more than rounding errors is missing of what the inputs share."""
+    total, missing = abs(answer.total), abs(answer.missing)
+    return bool(
+        (missing > float(backend_of(missing).xp.finfo(missing.dtype).eps) ** 0.5 * total).any()
+    )
 
 
 def share(x: Any, dx: Any) -> Any:
