@@ -305,6 +305,7 @@ class Plan:
         whole = [key for key in rules if isinstance(key, at) and key.what is None]
         self.whole: dict[at, WholeRule] = {key: WholeRule(key, rules[key]) for key in whole}
         self.names |= {key: rule.name for key, rule in self.whole.items()}
+        self.replaces |= {key: rule.replaces for key, rule in self.whole.items()}
         keys = {key: None for held in [*self.rules.values(), self.whole] for key in held}
         named = [e for key in keys for e in key.named]
         self.instances: set[int] = {id(e) for e in named if rank_of(e) == INSTANCE}

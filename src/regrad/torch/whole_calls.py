@@ -16,6 +16,7 @@ Invariants:
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from contextlib import nullcontext
 from functools import partial
 from types import MappingProxyType
@@ -27,10 +28,11 @@ from torch.func import functional_call
 
 from regrad.core import containers
 from regrad.core.call import Call, as_name
-from regrad.core.containers import Leaves
+from regrad.core.containers import Leaves, flatten_objects
 from regrad.core.foreign import ForeignRule, asks_for, names_for, takes_all, whole_layout, whole_op
-from regrad.core.placed import asks_site
+from regrad.core.placed import asks_site, with_site
 from regrad.core.places import at, pick
+from regrad.core.replacing import Replace, gradient_of
 from regrad.core.rule import called, free
 from regrad.core.signatures import named
 from regrad.errors import PassedOverError, RuleError, kind
@@ -51,6 +53,7 @@ from regrad.torch.host.running import keeps_elsewhere
 from regrad.torch.nodes import tensors
 from regrad.torch.open_scopes import AROUND, SCOPES, InsideWholeCall, inside
 from regrad.torch.places import counts_of
+from regrad.torch.replacing import like_own, without_values
 from regrad.torch.subclasses import is_dispatched
 
 
@@ -60,7 +63,8 @@ class WholeRule:
     def __init__(self, key: at, value: Any) -> None:
         self.key = key
         self.value = value
-        check_learned(value)
+        check_learned(gradient_of(value))
+        self.replaces: bool = isinstance(value, Replace)
         self.name: str = value if isinstance(value, str) else called(value)
         self.asks: list[str] = asks_for(value)
         self.asks_site: bool = asks_site(value, None)
@@ -68,8 +72,9 @@ class WholeRule:
 
     def check(self, module: Any, path: str) -> None:
         """Raise unless the rule returns a gradient for each parameter of a module."""
-        asked = {*self.asks}
-        if "builtin" in asked or takes_all(self.value):
+        rule = gradient_of(self.value)
+        asked = {*asks_for(rule)}
+        if "builtin" in asked or takes_all(rule):
             return
         for name, parameter in module.named_parameters():
             if parameter.requires_grad and as_name(name) not in asked:
@@ -82,7 +87,7 @@ class WholeRule:
 
     def rule_for(self, call: ModuleArguments, site: Any) -> ForeignRule:
         """Return the rule for calls with these inputs."""
-        value = partial(self.value, site=site) if self.asks_site else self.value
+        value = with_site(self.value, site) if self.asks_site else self.value
         inputs = names_for(self.asks, call.inputs, [x.requires_grad for x in call.tensors])
         names = [as_name(name) for name in call.names]
         form = (*inputs, *names, *call.attrs, len(call.tensors))
@@ -127,21 +132,26 @@ class ModuleArguments:
         given = named(self.inner.forward, args, options)
         self.keywords: list[str] = [name for name, _ in given[len(args) :]]
         self.inputs: list[str] = [n for n, x in given if isinstance(x, torch.Tensor)]
-        plain = [(n, value) for n, value in given if next(tensors((value,)), None) is None]
-        self.attrs: dict[str, Any] = {free(n): value for n, value in plain}
+        parts = [(n, x, Leaves(x, torch.Tensor, flatten_objects)) for n, x in given]
+        self.attrs: dict[str, Any] = {free(n): x for n, x, found in parts if not found.places}
         # (only autograd may hold the tensor arguments, so that a checkpoint can free them)
-        self.given: Leaves = Leaves(tuple([value for _, value in given]), torch.Tensor)
+        self.given: Leaves = Leaves(tuple([x for _, x in given]), torch.Tensor, flatten_objects)
         self.tensors: list[torch.Tensor] = self.given.arrays
         self.parameters: list[torch.Tensor] = [*held.values()]
         ids = [*map(id, (*self.tensors, *self.parameters))]
         self.first: list[int] = [*map(ids.index, ids)]  # (the module may test whether q is k)
 
-    def value(self, within: InsideWholeCall, xs: Sequence[torch.Tensor]) -> Any:
-        """Call the module with these tensors and parameters; leave its own parameters unchanged."""
+    def value(
+        self, within: InsideWholeCall, xs: Sequence[torch.Tensor], buffers: Mapping[str, Any] = {}
+    ) -> Any:
+        """Call the module with these tensors and parameters; leave its own parameters unchanged.
+
+        `buffers` replace buffers of the module.
+        """
         count, xs = len(self.given.places), [xs[i] for i in self.first]
         made = self.given.close(xs[:count])
         options = dict(zip(self.keywords, made[self.count :], strict=True))
-        held = dict(zip(self.full_names, xs[count:], strict=True))
+        held = {**dict(zip(self.full_names, xs[count:], strict=True)), **buffers}
         modes = DisableTorchFunction() if within.kept else nullcontext()
         with inside(within=within.begun()), modes:
             y = functional_call(self.module, held, made[: self.count], options)
@@ -149,13 +159,13 @@ class ModuleArguments:
 
     def _opened(self, y: Any) -> Any:
         """Return the tensors of a result: a single tensor, or a tuple."""
-        self.result: Leaves = Leaves(y, torch.Tensor)
+        self.result: Leaves = Leaves(y, torch.Tensor, flatten_objects)
         found = self.result
         if hidden := [leaf for leaf in found.rest if containers.is_closed((leaf,), 1)]:
             raise PassedOverError(
                 f"the call of {self.type} has a rule as a whole, and returned {kind(hidden[0])}, "
                 "so the rule would miss tensors inside. Return the tensors in a list, tuple, dict "
-                "or named tuple, or register the class by optree.register_pytree_node."
+                "named tuple or dataclass, or register the class by optree.register_pytree_node."
             )
         if not (ys := found.arrays):
             raise PassedOverError(
@@ -174,17 +184,17 @@ class ModuleCall(RuleCall):
 
     def __init__(self, rule: ForeignRule, call: ModuleArguments, within: InsideWholeCall, hit: Any):
         n, more, given = len(call.tensors), len(call.names), [*call.tensors, *call.parameters]
-        layout = whole_layout(rule.op, n, n + more)
-        super().__init__(rule, given, layout, call.attrs, lambda *xs: call.value(within, xs), hit)
-        self.leaves: int = n + more  # without the parameters that the rule learns
-        self.is_simple: bool = False  # (the rule does not receive all parameters)
         self.call: ModuleArguments = call
         self.within: InsideWholeCall = within
+        self.held: Sequence[torch.Tensor] = call.parameters
         self.own: set[int] = {*range(n, n + more)}  # the leaves that the rule does not name
         self.own -= {n + j for j, name in enumerate(call.names) if as_name(name) in rule.asks}
+        layout = whole_layout(rule.op, n, n + more)
+        super().__init__(rule, given, layout, call.attrs, lambda *xs: call.value(within, xs), hit)
+        self.is_simple: bool = False  # (the rule does not receive all parameters)
 
     def __call__(self, *xs: torch.Tensor) -> Any:
-        elsewhere, start, again = keeps_elsewhere(), sequence_nr(), self.forward
+        elsewhere, start, self.again = keeps_elsewhere(), sequence_nr(), self.forward
         buffers = [*self.call.inner.buffers()]
         before, versions = [[version_of(x) for x in held] for held in (xs, buffers)]
         if is_transformed():
@@ -198,7 +208,7 @@ class ModuleCall(RuleCall):
                 self.prepare(xs, None if elsewhere else record)
             self.record = record
             y = apply(Overridden, self, *xs)
-            self.forward = again
+            self.forward = self.again
             if elsewhere or not self.rule.asks_builtin:
                 self.record = None
         runs_again = self.rule.asks_builtin and self.record is None
@@ -219,19 +229,35 @@ class ModuleCall(RuleCall):
     def _watched(self, *xs: torch.Tensor) -> Any:
         """Return the value, and check the ops inside where torch calls no mode."""
         with DisableTorchFunction(), Below() as below:
-            y = self.call.value(self.within, xs[: self.leaves])
+            y = self.again(*xs)
         types = below.types & {t for scope in SCOPES.get() for t in scope._ruleset.rules}
         if types and not self.within.kept:
             raise self.within.hides(join_types(types))
         return y
 
+    def on(self, xs: Sequence[torch.Tensor]) -> ModuleCall:
+        made, n = copy(self), len(self.call.given.places)
+        made.held = xs[n : n + len(self.call.names)]
+        return made
+
+    def like(self, xs: Sequence[torch.Tensor]) -> Any:
+        n, buffers = len(xs) - len(self.rule.learned), dict(self.call.module.named_buffers())
+
+        def own(*xs: torch.Tensor) -> Any:  # (a module may write into its buffers)
+            dry = any(x.is_meta for x in xs)
+            held = {k: without_values(b) if dry else b.clone() for k, b in buffers.items()}
+            return self.call.value(self.within.begun(dry), xs[:n], held)
+
+        return like_own(own, xs)
+
     def foreign_call(self, specs: Sequence[Any], outputs: Any) -> Call:
-        every = [self.specs[n] if n in self.own else spec for n, spec in enumerate(specs)]
+        own = self.own if self.specs else ()  # (the replacing function receives any dtype)
+        every = [self.specs[n] if n in own else spec for n, spec in enumerate(specs)]
         return super().foreign_call(every, outputs)
 
     def values_at(self, leaves: Sequence[Any]) -> Sequence[Any]:
         """Return the results of the module's own function at other inputs."""
-        return super().values_at([*leaves, *self.call.parameters])
+        return super().values_at([*leaves, *self.held])
 
     def _fitted(self, dx: Any, n: int, dy: Any) -> Any:
         return dx if n in self.own else super()._fitted(dx, n, dy)
@@ -279,12 +305,10 @@ def call_whole(
         shape = tuple(call.tensors[0].shape) if call.tensors else ()
         hit = bind_call(scope, rule.key, call.type, shape)
         within = InsideWholeCall(module, rule.key, call.type, rule.key in scope._keep)
-        given = [*call.tensors, *call.parameters]
-        if not (torch.is_grad_enabled() or is_transformed()):
-            return call.closed(call.value(within, given))
         bound = rule.rule_for(call, site)
-        made = ModuleCall(bound, call, within, hit)
+        made, given = ModuleCall(bound, call, within, hit), [*call.tensors, *call.parameters]
         made.materializes = scope._materialize
         call.tensors = call.given.arrays = []
-        return call.closed(made(*given, *bound.learned))
+        moves = torch.is_grad_enabled() or is_transformed()
+        return call.closed((made if moves else made.forward)(*given, *bound.learned))
     return run(module, *args, **options)
