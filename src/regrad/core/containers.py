@@ -108,9 +108,12 @@ def flatten_objects(
     every: list[Any] = []
     makers: list[tuple[int, Rebuild]] = []
     for leaf, parts in zip(leaves, found, strict=True):
-        inner, make = ([leaf], only) if parts is None else flatten_objects([*parts.values()], flatten)
+        inner, make = [leaf], only
+        if parts is not None:
+            inner, rebuild_parts = flatten_objects([*parts.values()], flatten)
+            make = _Remake(leaf, [*parts], rebuild_parts)
         every += inner
-        makers.append((len(inner), make if parts is None else _Remake(leaf, [*parts], make)))
+        makers.append((len(inner), make))
 
     def close(values: Sequence[Any]) -> Any:
         rest = iter(values)

@@ -22,9 +22,9 @@ from functools import partial
 from typing import Any, NoReturn
 
 from regrad.core import dims
+from regrad.core.backends import is_array
 from regrad.core.bindings import CountedRule
 from regrad.core.builtin import derivative, own_rule
-from regrad.core.backends import is_array
 from regrad.core.call import Asked, Call, HostArrays, OwnOfCall
 from regrad.core.containers import flatten_objects, replaced
 from regrad.core.dispatch import alias_of, check_differentiable, is_tensor, lift, run

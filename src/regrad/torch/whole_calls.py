@@ -16,11 +16,11 @@ Invariants:
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, nullcontext
 from copy import copy
-from contextlib import nullcontext
-from functools import partial
 from types import MappingProxyType
 from typing import Any
+from weakref import ref
 
 import torch
 from torch.autograd.graph import saved_tensors_hooks
@@ -44,16 +44,19 @@ from regrad.torch.derivatives import TorchGradient, find_closed_over
 from regrad.torch.enclosing import refuse_to_be_written
 from regrad.torch.host import (
     DisableTorchFunction,
+    is_torch_function_enabled,
     is_transformed,
     name_inside,
     sequence_nr,
     version_of,
 )
+from regrad.torch.host.bodies import has_hooks
 from regrad.torch.host.running import keeps_elsewhere
 from regrad.torch.nodes import tensors
 from regrad.torch.open_scopes import AROUND, SCOPES, InsideWholeCall, inside
 from regrad.torch.places import counts_of
 from regrad.torch.replacing import like_own, without_values
+from regrad.torch.run_time import learned_here
 from regrad.torch.subclasses import is_dispatched
 
 
@@ -65,6 +68,7 @@ class WholeRule:
         self.value = value
         check_learned(gradient_of(value))
         self.replaces: bool = isinstance(value, Replace)
+        self.learned: list[Any] = [*getattr(gradient_of(value), "parameters", {}).values()]
         self.name: str = value if isinstance(value, str) else called(value)
         self.asks: list[str] = asks_for(value)
         self.asks_site: bool = asks_site(value, None)
@@ -74,7 +78,8 @@ class WholeRule:
         """Raise unless the rule returns a gradient for each parameter of a module."""
         rule = gradient_of(self.value)
         asked = {*asks_for(rule)}
-        if "builtin" in asked or takes_all(rule):
+        is_derivative = self.replaces and self.value.is_derivative
+        if "builtin" in asked or is_derivative or takes_all(rule):
             return
         for name, parameter in module.named_parameters():
             if parameter.requires_grad and as_name(name) not in asked:
@@ -118,14 +123,14 @@ class ModuleArguments:
             self.inner, prefix = getattr(self.inner, name), f"{prefix}{name}."
         self.type: str = type(self.inner).__name__
         held = dict(self.inner.named_parameters())
-        full_names = [*[prefix + name for name in held], *put]
-        held |= put
+        full_names = [*[prefix + name for name in held], *[n for n in put if n not in held]]
         if other := [type(p) for p in held.values() if is_dispatched(type(p))]:
             raise PassedOverError(
                 f"the call of {self.type} has a rule as a whole, and parameters of the class "
                 f"{other[0].__name__}, which change inside the call (for example FSDP2). Name a "
                 "module whose parameters are not sharded, or an op: rg.at(where, 'MatMul')."
             )
+        held |= put
         self.names: list[str] = [*held]
         self.full_names: list[str] = full_names
         self.count: int = len(args)
@@ -164,7 +169,7 @@ class ModuleArguments:
         if hidden := [leaf for leaf in found.rest if containers.is_closed((leaf,), 1)]:
             raise PassedOverError(
                 f"the call of {self.type} has a rule as a whole, and returned {kind(hidden[0])}, "
-                "so the rule would miss tensors inside. Return the tensors in a list, tuple, dict "
+                "so the rule would miss tensors inside. Return the tensors in a list, tuple, dict, "
                 "named tuple or dataclass, or register the class by optree.register_pytree_node."
             )
         if not (ys := found.arrays):
@@ -194,11 +199,15 @@ class ModuleCall(RuleCall):
         self.is_simple: bool = False  # (the rule does not receive all parameters)
 
     def __call__(self, *xs: torch.Tensor) -> Any:
-        elsewhere, start, self.again = keeps_elsewhere(), sequence_nr(), self.forward
+        if AROUND.get().place is not None:
+            return super().__call__(*xs)  # (see `as_node`)
+        elsewhere, start, again = keeps_elsewhere(), sequence_nr(), self.forward
         buffers = [*self.call.inner.buffers()]
         before, versions = [[version_of(x) for x in held] for held in (xs, buffers)]
         if is_transformed():
-            record, self.forward = None, self._watched
+            record = None
+            if self.rule.forward is None:
+                self.forward = lambda *xs: self._watched(xs, self.within)
         else:  # (a checkpoint runs the call again; this record is only for inspection)
             with saved_tensors_hooks(_same, _same) if elsewhere else nullcontext():
                 record = TorchGradient(self.forward, xs)
@@ -208,7 +217,7 @@ class ModuleCall(RuleCall):
                 self.prepare(xs, None if elsewhere else record)
             self.record = record
             y = apply(Overridden, self, *xs)
-            self.forward = self.again
+            self.forward = again
             if elsewhere or not self.rule.asks_builtin:
                 self.record = None
         runs_again = self.rule.asks_builtin and self.record is None
@@ -226,10 +235,15 @@ class ModuleCall(RuleCall):
             )
         return y
 
-    def _watched(self, *xs: torch.Tensor) -> Any:
-        """Return the value, and check the ops inside where torch calls no mode."""
+    def _watched(
+        self, xs: Sequence[torch.Tensor], within: InsideWholeCall, buffers: Mapping[str, Any] = {}
+    ) -> Any:
+        """Return the module's own value, and check the ops inside where torch calls no mode."""
+        xs = xs[: len(xs) - len(self.rule.learned)]
+        if is_torch_function_enabled() and not is_transformed():
+            return self.call.value(within, xs, buffers)
         with DisableTorchFunction(), Below() as below:
-            y = self.again(*xs)
+            y = self.call.value(within, xs, buffers)
         types = below.types & {t for scope in SCOPES.get() for t in scope._ruleset.rules}
         if types and not self.within.kept:
             raise self.within.hides(join_types(types))
@@ -241,12 +255,12 @@ class ModuleCall(RuleCall):
         return made
 
     def like(self, xs: Sequence[torch.Tensor]) -> Any:
-        n, buffers = len(xs) - len(self.rule.learned), dict(self.call.module.named_buffers())
+        buffers = dict(self.call.module.named_buffers())
 
         def own(*xs: torch.Tensor) -> Any:  # (a module may write into its buffers)
             dry = any(x.is_meta for x in xs)
             held = {k: without_values(b) if dry else b.clone() for k, b in buffers.items()}
-            return self.call.value(self.within.begun(dry), xs[:n], held)
+            return self._watched(xs, self.within.begun(dry), held)
 
         return like_own(own, xs)
 
@@ -284,7 +298,8 @@ def call_whole(
 ) -> Any:  # fmt: skip
     """Call a module that keys name as a whole; `whole` is by scope, the innermost first.
 
-    `put` has the attributes that the module's hooks have set, if hooks ran before.
+    `put` has the attributes that the module's hooks have set, if hooks ran before. In a program of
+    torch.compile, it has the parameters.
     """
     if AROUND.get().own:
         return run(module, *args, **options)
@@ -305,10 +320,56 @@ def call_whole(
         shape = tuple(call.tensors[0].shape) if call.tensors else ()
         hit = bind_call(scope, rule.key, call.type, shape)
         within = InsideWholeCall(module, rule.key, call.type, rule.key in scope._keep)
+        if (place := AROUND.get().place) is not None and not place.has_run:
+            place.error = _find_error(call, within)
         bound = rule.rule_for(call, site)
         made, given = ModuleCall(bound, call, within, hit), [*call.tensors, *call.parameters]
         made.materializes = scope._materialize
         call.tensors = call.given.arrays = []
         moves = torch.is_grad_enabled() or is_transformed()
-        return call.closed((made if moves else made.forward)(*given, *bound.learned))
+        learned = learned_here(bound, given[0]) if given else bound.learned
+        return call.closed((made if moves else made.forward)(*given, *learned))
     return run(module, *args, **options)
+
+
+def _find_error(call: ModuleArguments, within: InsideWholeCall) -> PassedOverError | None:
+    """Return the error for an op inside with a rule, where torch.compile has closed the modes."""
+    try:
+        with ExitStack() as stack:
+            for scope in SCOPES.get():
+                stack.enter_context(scope._mode)
+            call.value(within, [*call.tensors, *call.parameters])
+    except PassedOverError as error:
+        return error
+    return None
+
+
+# The modules whose calls torch.compile builds into programs. Their parameters are all that they
+# read besides their arguments and settings.
+BUILT_IN = (torch.nn.Linear, torch.nn.Conv1d, torch.nn.Conv2d, torch.nn.Conv3d)
+
+
+def as_node(spot: Any, ruleset: Any, module: Any) -> Callable[..., Any] | None:
+    """Return the call of a module as a node of a program of torch.compile, under its rule.
+
+    Args:
+        spot: The place inside the module.
+        ruleset: The rules of the innermost scope.
+        module: The called module.
+
+    Return None for a module that runs in Python, between two programs.
+    """
+    fits = {fit: rule for _, held in spot.whole for fit, rule in held.items()}
+    is_read = any(fit.predicates or rule.asks_site for fit, rule in fits.items())
+    plain = type(module) in BUILT_IN and {*module._parameters} == {"weight", "bias"}
+    if is_read or not plain or has_hooks(module):
+        return None
+    inner, kind = ref(module), type(module)
+
+    def overridden(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> Any:
+        put = {"weight": weight} if bias is None else {"weight": weight, "bias": bias}
+        return call_whole(spot.whole, kind, inner(), (x,), {}, put)
+
+    names = {str(fit.key) for fit in [*fits][:1]}
+    overridden.ruleset, overridden.op_types = ruleset, frozenset(names)  # pyright: ignore
+    return overridden
