@@ -93,8 +93,9 @@ class WholeRule:
     def rule_for(self, call: ModuleArguments, site: Any) -> ForeignRule:
         """Return the rule for calls with these inputs."""
         value = with_site(self.value, site) if self.asks_site else self.value
-        inputs = names_for(self.asks, call.inputs, [x.requires_grad for x in call.tensors])
         names = [as_name(name) for name in call.names]
+        asks = [name for name in self.asks if name not in names]
+        inputs = names_for(asks, call.inputs, [x.requires_grad for x in call.tensors])
         form = (*inputs, *names, *call.attrs, len(call.tensors))
         if self.asks_site or form not in self.by_form:
             rule = ForeignRule(value, whole_op(call.type, inputs, names, call.attrs))
