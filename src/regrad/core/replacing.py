@@ -142,7 +142,7 @@ class Forward(Asked):
 
         def compute(xs: Sequence[Any], ys: Sequence[Any]) -> Sequence[Any]:
             y = call.value(xs, None if not ys else ys[0] if len(ys) == 1 else (*ys,))
-            return self._outputs(y)
+            return self.outputs_of(y)
 
         def by_regrad() -> Sequence[Any]:
             given, n = [*xs, *ys], len(xs)
@@ -164,7 +164,7 @@ class Forward(Asked):
         where = "an unknown line" if call.hit is None else call.hit.where
         return self.check(made, like, host.is_array, where)
 
-    def _outputs(self, y: Any) -> list[Any]:
+    def outputs_of(self, y: Any) -> list[Any]:
         """Return the results; a function that replaces a whole call may put them in containers."""
         if not self.is_call:
             return outputs_of(y)
