@@ -146,12 +146,12 @@ class _Remake(NamedTuple):
     rebuild: Rebuild
 
     def __call__(self, leaves: Sequence[Any]) -> Any:
-        made = copy(self.value)
+        made: Any = copy(self.value)
         for (is_item, name), part in zip(self.keys, self.rebuild(leaves), strict=True):
             if is_item:
                 made[name] = part
             elif getattr(made, name) is not part:
-                frozen = is_dataclass(made) and made.__dataclass_params__.frozen  # pyright: ignore
+                frozen = is_dataclass(made) and made.__dataclass_params__.frozen
                 (object.__setattr__ if frozen else setattr)(made, name, part)
         return made
 

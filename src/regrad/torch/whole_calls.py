@@ -288,7 +288,8 @@ def _refuse_others(record: TorchGradient, start: int, name: str) -> None:
         raise PassedOverError(
             f"the call of {name} has a rule as a whole, and used a tensor that requires a "
             "gradient but is neither an argument nor a parameter of the module. Its gradient would "
-            "be lost. Pass the tensor as an argument, or detach it."
+            "be lost. Pass the tensor as an argument, name the parameter, let the rule learn it "
+            "(rg.rules.learns), or detach it."
         )
 
 

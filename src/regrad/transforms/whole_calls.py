@@ -145,6 +145,7 @@ class ReplacedBody:
         moving = [is_inexact(x.dtype) for x in xs]
         rule = whole.bound(whole.value, moving, names_of(self.captured))
         every, forward = [*xs, *more], rule.forward
+        assert forward is not None
         layout = whole_layout(rule.op, len(xs), len(every))
         specs = [(x.shape, x.dtype) for x in every]
         call = Call(rule, specs, whole.attrs, layout, None, whole.hit, OwnFunction(self.body))
