@@ -123,7 +123,7 @@ def flatten_objects(
 
 
 def _fields(value: Any) -> dict[tuple[bool, Any], Any] | None:
-    """Return the attributes and items of a dataclass or dict; None for any other object.
+    """Return the parts of a dataclass or dict that hold arrays; None for any other object.
 
     The keys are pairs: whether the part is an item, and its name. An item that is also an attribute
     (as in the `ModelOutput` of transformers) is listed once.
@@ -135,7 +135,8 @@ def _fields(value: Any) -> dict[tuple[bool, Any], Any] | None:
     names.pop("data", None) if isinstance(value, UserDict) else None
     found = {(False, n): getattr(value, n) for n in names if hasattr(value, n)}
     items = value.items() if isinstance(value, dict | UserDict) else ()
-    return found | {(True, k): x for k, x in items if found.get((False, k)) is not x}
+    found |= {(True, k): x for k, x in items if found.get((False, k)) is not x}
+    return {k: x for k, x in found.items() if is_tensor(x) or is_array(x) or is_closed(x)}
 
 
 class _Remake(NamedTuple):
