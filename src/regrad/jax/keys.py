@@ -311,7 +311,8 @@ class WholeKey(Key):
         hidden = len(eqn.invars) - count - len(held)
         moving = [is_float(v.aval) for v in eqn.invars[hidden : hidden + count]]
         names = names_for([name for name in self.asks if name not in held], given, moving)
-        names = names if len(names) == count else [f"x{i}" for i in range(count)]
+        if names == ["xs"]:  # (a list of arrays exists only in PyTorch)
+            names = USUAL.get(count, [f"x{i}" for i in range(count)])
         return [f"outer{i}" for i in range(hidden)], names, held
 
     def op(self, eqn: core.JaxprEqn) -> Op:
