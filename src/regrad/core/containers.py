@@ -152,8 +152,9 @@ class _Remake(NamedTuple):
             if is_item:
                 made[name] = part
             elif getattr(made, name) is not part:
-                frozen = is_dataclass(made) and made.__dataclass_params__.frozen
-                (object.__setattr__ if frozen else setattr)(made, name, part)
+                params = getattr(made, "__dataclass_params__", None)
+                set_to = object.__setattr__ if params and params.frozen else setattr
+                set_to(made, name, part)
         return made
 
 
