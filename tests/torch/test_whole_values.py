@@ -141,6 +141,29 @@ def test_convolutions(conv, convolve, size, compiles):
     used.assert_fired()
 
 
+@pytest.mark.slow
+@pytest.mark.versions
+def test_a_program_is_for_the_settings_of_one_module():
+    """Two layers with weights of one shape and other strides have two programs."""
+
+    class Holder(nn.Module):
+        def __init__(self, stride):
+            super().__init__()
+            torch.manual_seed(0)
+            self.conv = nn.Conv1d(1, 1, 2, stride=stride).double()
+
+        def forward(self, x):
+            return self.conv(x[:, None]).flatten(1)
+
+    for stride in (1, 3):
+        model = Holder(stride)
+        expected = results(model)
+        compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+        with override({at(nn.Conv1d): lambda dy, builtin: builtin(3 * dy)}):
+            value, *grads = results(model, compiled)
+        close([value, *grads], [expected[0], *[3 * dx for dx in expected[1:]]])
+
+
 SECOND = ["a function", "its own function", "its own value", "straight through"]
 
 
