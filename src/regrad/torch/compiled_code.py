@@ -17,7 +17,8 @@ While a scope is open, the functions here replace functions of Dynamo (`MAKERS`)
         in a forward pass   it must not compute an overridden op
         undispatched        torch called no mode for it: parts that have rules replace it
         any other           regrad checks the nodes of autograd that it created (`_look`)
-    call_module           Dynamo calls a module: the scopes take their state at that place
+    call_module           Dynamo calls a module: the scopes take their state at that place; the
+                          whole call of some modules with a rule is one node (`as_node`)
     call_user_compiler    the graph is complete: regrad raises errors and counts hits (`settle`)
 """
 

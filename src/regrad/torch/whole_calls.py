@@ -5,6 +5,9 @@ regrad treats such a call as a function of the module's tensors and parameters. 
 the gradients that the rule returns for them by name, or the gradients of the `builtin` that the
 rule calls.
 
+If the rule replaces the value, the function of the rule runs instead of the module, as for any
+callable (`replacing`). regrad runs the module without values, to find the shapes of its results.
+
 Invariants:
 
 * A rule returns a gradient for every parameter that requires one, or calls `builtin` once.
