@@ -92,6 +92,7 @@ class RuleCall:
     once = False  # whether the rule defines only the first derivative
     materializes: bool = True  # whether unused outputs have gradients of zeros instead of None
     within: Any = None  # the `InsideWholeCall` of a module's call
+    given: Sequence[Any] | None = None  # its tensors, while a function replaces the call
     record: Any = None  # torch's own record of the op, for `builtin` (`TorchGradient`)
 
     @cached_property
@@ -215,10 +216,6 @@ class RuleCall:
         if len(specs) < len(every):
             every = [s if isinstance(s, tuple) else ((), None) for s in every]
         return Call(self.rule, every, self.attrs, self.layout, outputs, self.hit, self)
-
-    def on(self, xs: Sequence[torch.Tensor]) -> Any:
-        """Return the call on these tensors, for `forward` in the function that replaces it."""
-        return self
 
     def like(self, xs: Sequence[torch.Tensor]) -> Any:
         """Return torch's own result, or one without values that has the same shapes and dtypes."""

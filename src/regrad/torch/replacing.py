@@ -17,6 +17,7 @@ Invariants:
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from copy import copy
 from typing import Any
 
 import torch
@@ -51,7 +52,8 @@ class Replaced:
     def answer(self, xs: Sequence[torch.Tensor], y: Any) -> Any:
         """Return the value; `y` is torch's own value, or None if it has not been computed."""
         specs = [(x.shape, x.dtype) for x in xs]
-        original = self.original.on(xs)
+        original = copy(self.original)
+        original.given = xs
         call, given = original.foreign_call(specs, None), original.spread(xs, range(len(xs)))
         own = original.like(xs) if y is None else y
         known = outputs_of(y) if self.forward.keeps_y else []

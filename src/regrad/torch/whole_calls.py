@@ -20,7 +20,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
-from copy import copy
 from types import MappingProxyType
 from typing import Any
 from weakref import ref
@@ -195,7 +194,6 @@ class ModuleCall(RuleCall):
         n, more, given = len(call.tensors), len(call.names), [*call.tensors, *call.parameters]
         self.call: ModuleArguments = call
         self.within: InsideWholeCall = within
-        self.held: Sequence[torch.Tensor] = call.parameters
         self.own: set[int] = {*range(n, n + more)}  # the leaves that the rule does not name
         self.own -= {n + j for j, name in enumerate(call.names) if as_name(name) in rule.asks}
         layout = whole_layout(rule.op, n, n + more)
@@ -253,11 +251,6 @@ class ModuleCall(RuleCall):
             raise self.within.hides(join_types(types))
         return y
 
-    def on(self, xs: Sequence[torch.Tensor]) -> ModuleCall:
-        made, n = copy(self), len(self.call.given.places)
-        made.held = xs[n : n + len(self.call.names)]
-        return made
-
     def like(self, xs: Sequence[torch.Tensor]) -> Any:
         buffers = dict(self.call.module.named_buffers())
 
@@ -275,7 +268,9 @@ class ModuleCall(RuleCall):
 
     def values_at(self, leaves: Sequence[Any]) -> Sequence[Any]:
         """Return the results of the module's own function at other inputs."""
-        return super().values_at([*leaves, *self.held])
+        n, given = len(self.call.given.places), self.given
+        held = self.call.parameters if given is None else given[n : n + len(self.call.names)]
+        return super().values_at([*leaves, *held])
 
     def _fitted(self, dx: Any, n: int, dy: Any) -> Any:
         return dx if n in self.own else super()._fitted(dx, n, dy)
