@@ -146,6 +146,22 @@ def test_parameters_by_name_without_a_new_value():
     assert not found["head"]["bias"][...].any()
 
 
+def test_a_parameter_that_the_rule_learns():
+    def scaled(x, kernel, bias, step):
+        return x @ (kernel * step) + bias
+
+    def ours(step):
+        rules = {at("head"): replace(scaled, step=step)}
+        return override(loss, rules, model=net, values=True)(net, X)
+
+    def hand(step):
+        x = jnp.tanh(net.first(X))
+        return jnp.sum(jnp.sin(scaled(x, net.head.kernel[...], net.head.bias[...], step)))
+
+    net, step = NnxNet(), jnp.array(0.5, "float32")
+    close(jax.value_and_grad(ours)(step), jax.value_and_grad(hand)(step))
+
+
 class Scaled(eqx.Module):
     b: jax.Array
 
