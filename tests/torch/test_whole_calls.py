@@ -105,10 +105,11 @@ def test_compiled(selector):
     compiled = torch.compile(model, backend="aot_eager")
     rules, paths = SELECTORS[selector]
     expected, plain = reference(paths), reference()
-    for _ in range(2):
+    for first in (True, False):
         with override(rules(model), model=model) as used:
             close(gradients(model, compiled), expected)
-        used.assert_fired()
+        if first or selector != "last":  # (the program of the first scope has the call of a Linear)
+            used.assert_fired()
         close(gradients(model, compiled), plain)
 
 
@@ -129,7 +130,7 @@ def test_blocks_that_are_compiled_one_by_one():
 def test_a_whole_graph_is_refused():
     model = make()
     compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
-    refused("Do not pass fullgraph", {at("head"): rg.rules.optional(pre)}, lambda: compiled(X),
+    refused("Do not pass fullgraph", {at("layers.1"): rg.rules.optional(pre)}, lambda: compiled(X),
             Exception, model=model)  # fmt: skip
 
 

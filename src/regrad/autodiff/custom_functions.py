@@ -225,7 +225,10 @@ class SavedValues:
             )
 
 
-def unpack(answer: Any, name: str, array: type = Tensor) -> tuple[Any, Callable[..., Any]]:
+def unpack(
+    answer: Any, name: str, array: type = Tensor,
+    flatten: Callable[[Any], tuple[list[Any], containers.Rebuild]] = containers.flatten,
+) -> tuple[Any, Callable[..., Any]]:  # fmt: skip
     """Return `(value, grad_func)` from f's result. The value holds arrays of this type."""
     if type(answer) is dict and len(answer) == 2 and "value" in answer and "grad_func" in answer:
         value, grad_func = answer["value"], answer["grad_func"]
@@ -241,7 +244,7 @@ def unpack(answer: Any, name: str, array: type = Tensor) -> tuple[Any, Callable[
         raise _not_a_pair(name, f"its grad_func is {kind(grad_func)}")
     if type(value) is Tensor:
         return value, grad_func
-    leaves, rebuild = containers.flatten(value)
+    leaves, rebuild = flatten(value)
     if any(isinstance(leaf, TensorView) for leaf in leaves):
         leaves = [leaf._read() if isinstance(leaf, TensorView) else leaf for leaf in leaves]
         value = rebuild(leaves)

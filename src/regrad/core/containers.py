@@ -17,7 +17,8 @@ from collections.abc import (
     Sequence,
     ValuesView,
 )
-from dataclasses import dataclass
+from copy import copy
+from dataclasses import dataclass, fields, is_dataclass
 from functools import cached_property
 from types import CellType, FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
@@ -90,6 +91,71 @@ def opened_in_order(value: Any) -> tuple[list[Any], Rebuild, Any]:
 
     leaves, rebuild, structure = opened(value, is_leaf)
     return leaves, rebuild, (structure, *order)
+
+
+def flatten_objects(
+    value: Any, flatten: Callable[[Any], tuple[list[Any], Rebuild]] = flatten
+) -> tuple[list[Any], Rebuild]:
+    """Like `flatten`, but also open dataclasses and dicts of any class that hold arrays.
+
+    The function that rebuilds the value makes copies of these objects. (Where regrad compiles
+    programs, such an object may be a static argument. So only calls that run once open objects.)
+    """
+    leaves, rebuild = flatten(value)
+    found = [_fields(leaf) if is_closed(leaf) else None for leaf in leaves]
+    if not any(found):
+        return leaves, rebuild
+    every: list[Any] = []
+    makers: list[tuple[int, Rebuild]] = []
+    for leaf, parts in zip(leaves, found, strict=True):
+        inner, make = [leaf], only
+        if parts is not None:
+            inner, rebuild_parts = flatten_objects([*parts.values()], flatten)
+            make = _Remake(leaf, [*parts], rebuild_parts)
+        every += inner
+        makers.append((len(inner), make))
+
+    def close(values: Sequence[Any]) -> Any:
+        rest = iter(values)
+        return rebuild([make([next(rest) for _ in range(count)]) for count, make in makers])
+
+    return every, close
+
+
+def _fields(value: Any) -> dict[tuple[bool, Any], Any] | None:
+    """Return the parts of a dataclass or dict that hold arrays; None for any other object.
+
+    The keys are pairs: whether the part is an item, and its name. An item that is also an attribute
+    (as in the `ModelOutput` of transformers) is listed once.
+    """
+    if isinstance(value, type) or not (is_dataclass(value) or isinstance(value, dict | UserDict)):
+        return None
+    named = fields(value) if is_dataclass(value) else ()
+    names = dict.fromkeys([*[f.name for f in named], *getattr(value, "__dict__", {})])
+    names.pop("data", None) if isinstance(value, UserDict) else None
+    found = {(False, n): getattr(value, n) for n in names if hasattr(value, n)}
+    items = value.items() if isinstance(value, dict | UserDict) else ()
+    found |= {(True, k): x for k, x in items if found.get((False, k)) is not x}
+    return {k: x for k, x in found.items() if is_tensor(x) or is_array(x) or is_closed(x)}
+
+
+class _Remake(NamedTuple):
+    """Makes copies of an object with other parts."""
+
+    value: Any
+    keys: Sequence[tuple[bool, Any]]
+    rebuild: Rebuild
+
+    def __call__(self, leaves: Sequence[Any]) -> Any:
+        made: Any = copy(self.value)
+        for (is_item, name), part in zip(self.keys, self.rebuild(leaves), strict=True):
+            if is_item:
+                made[name] = part
+            elif getattr(made, name) is not part:
+                params = getattr(made, "__dataclass_params__", None)
+                set_to = object.__setattr__ if params and params.frozen else setattr
+                set_to(made, name, part)
+        return made
 
 
 class Leaves:

@@ -15,7 +15,7 @@ from regrad.core.blocks import stay
 from regrad.core.callers import warn_of_open_scope
 from regrad.core.places import at, spread
 from regrad.core.registry import OPS, Op, find_op, resolve
-from regrad.core.replacing import Replace, ReplacingRule, check_values
+from regrad.core.replacing import Replace, ReplacingRule, check_values, gradient_of
 from regrad.core.rule import Rule, identity_of
 from regrad.core.scopes import Scope, check_order, left_out_of_turn, unmarked
 from regrad.core.signatures import helpful
@@ -176,7 +176,7 @@ class gradient_override_map(Scope[OpBinding]):
     def _resolve(self, value: Any, op: Op) -> Rule:
         """Return the rule for an entry of the map."""
         if op is placed.CALL:
-            if isinstance(value, Learns):
+            if isinstance(gradient_of(value), Learns):
                 raise ArgumentError(
                     f"{value!r} is for a whole call here, and the parameters of a whole call are "
                     "the Variables that it reads. Read the parameter in the function, and return "

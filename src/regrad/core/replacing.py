@@ -22,11 +22,12 @@ from functools import partial
 from typing import Any, NoReturn
 
 from regrad.core import dims
+from regrad.core.backends import is_array
 from regrad.core.bindings import CountedRule
 from regrad.core.builtin import derivative, own_rule
-from regrad.core.call import Asked, Call, HostArrays
-from regrad.core.containers import replaced
-from regrad.core.dispatch import alias_of, check_differentiable, lift, run
+from regrad.core.call import Asked, Call, HostArrays, OwnOfCall
+from regrad.core.containers import flatten_objects, replaced
+from regrad.core.dispatch import alias_of, check_differentiable, is_tensor, lift, run
 from regrad.core.places import at
 from regrad.core.pullback import pulled
 from regrad.core.registry import Attrs, Input, Op, resolve
@@ -80,11 +81,6 @@ def check_values(rules: Mapping[Any, Any], values: bool, order: int | None, call
             f"the map replaces the values of {', '.join(map(repr, keys))} (rg.replace). This needs "
             f"values=True, because rules leave values unchanged by default. Write {call}."
         )
-    if both := [key for key in keys if key in whole]:
-        raise ArgumentError(
-            f"{both[0]!r} is for whole calls, whose value rg.replace cannot replace. Name one of "
-            "their ops: rg.at(where, 'Relu'), or replace the module itself."
-        )
     if order is not None and (own := [*keys, *whole, *learning]):
         raise ArgumentError(
             f"order={order} uses the ops' own derivatives beyond that order. Replaced values, "
@@ -128,6 +124,7 @@ class Forward(Asked):
         bound = BoundFunction(as_rule, op, called(function))
         self.functions: Sequence[Any] = [function]
         self.keeps_y: bool = "y" in names
+        self.is_call: bool = isinstance(getattr(op.rule, "base", op).rule, OwnOfCall)
         self._pull: Callable[[Any, Any], Any] = bound.pull
 
     def __call__(self, record: Record) -> Any:
@@ -144,7 +141,8 @@ class Forward(Asked):
         """
 
         def compute(xs: Sequence[Any], ys: Sequence[Any]) -> Sequence[Any]:
-            return outputs_of(call.value(xs, None if not ys else ys[0] if len(ys) == 1 else (*ys,)))
+            y = call.value(xs, None if not ys else ys[0] if len(ys) == 1 else (*ys,))
+            return self.outputs_of(y)
 
         def by_regrad() -> Sequence[Any]:
             given, n = [*xs, *ys], len(xs)
@@ -165,6 +163,13 @@ class Forward(Asked):
             made = by_regrad()
         where = "an unknown line" if call.hit is None else call.hit.where
         return self.check(made, like, host.is_array, where)
+
+    def outputs_of(self, y: Any) -> list[Any]:
+        """Return the results; a function that replaces a whole call may put them in containers."""
+        if not self.is_call:
+            return outputs_of(y)
+        leaves = flatten_objects(y)[0]
+        return [x for x in leaves if is_tensor(x) or is_array(x)] or [y]
 
     def check(self, got: Any, expected: Sequence[Any], is_array: Any, where: str) -> list[Any]:
         """Return the results if their shapes and dtypes match the op's own results, or raise."""

@@ -319,7 +319,8 @@ def replace(forward: Callable[..., Any], gradient: Any = None, **parameters: Any
             attributes, shapes and dtypes, the `site` of the call, `y` (the op's own value),
             `forward` (the op itself as a function of its inputs), and the parameters of a gradient
             by `rules.learns`. It must return the shape and dtype of the op's own result. Write it
-            with the library's functions, or with regrad's.
+            with the library's functions, or with regrad's. For a key without an op, `at("head")`,
+            it computes the call of the module, and also names the module's parameters.
         gradient: A rule as usual. Its `y` is the replaced value, and its `builtin` and `forward`
             belong to the function `forward`. None: the derivative of `forward`, computed by its
             library.

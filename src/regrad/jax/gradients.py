@@ -191,7 +191,8 @@ class OwnEquation:
 
     def values_at(self, leaves: Sequence[Any]) -> Sequence[Any]:
         """Return the results for other inputs."""
-        return on_tensors(self._outputs, vjp, [leaves[p] for p in self.at])
+        held = [leaves[p] if p < len(leaves) else self.operands[i] for p, i in self.at.items()]
+        return on_tensors(self._outputs, vjp, held)  # (a whole call keeps its parameters)
 
     def _outputs(self, inputs: Sequence[Any]) -> list[Any]:
         return self.equation.outputs(replaced(self.operands, [*self.at.values()], inputs))

@@ -291,8 +291,9 @@ class WholeKey(Key):
     def __init__(self, value: Any) -> None:
         self.label = "call"
         self.asks: list[str] = asks_for(value)
-        # The names of the arguments that are arrays, and the number of arrays in all arguments.
-        self.boundaries: list[tuple[tuple[str, ...], int]] = []
+        # The names of the arguments that are arrays, the number of arrays in all arguments, and the
+        # names of the module's parameters.
+        self.boundaries: list[tuple[tuple[str, ...], int, tuple[str, ...]]] = []
         self.ops: dict[Any, Op] = {}
 
     def meets(self, other: Key) -> bool:
@@ -302,21 +303,24 @@ class WholeKey(Key):
         return eqn.primitive.name in ("jit", "pjit") and _name(eqn).startswith(BOUNDARY)
 
     def operand_names(self, eqn: core.JaxprEqn) -> Sequence[str]:
-        """Return the arguments by the rule's names, after the values that the module holds."""
-        given, count = self.boundaries[int(_name(eqn).removeprefix(BOUNDARY))]
-        hidden = len(eqn.invars) - count
-        moving = [is_float(v.aval) for v in eqn.invars[hidden:]]
-        names = names_for(self.asks, given, moving)
-        names = names if len(names) == count else [f"x{i}" for i in range(count)]
-        return [*(f"outer{i}" for i in range(hidden)), *names]
+        """Return the names of values that the call closes over, of arguments, and of parameters."""
+        return [name for names in self._names(eqn) for name in names]
+
+    def _names(self, eqn: core.JaxprEqn) -> tuple[list[str], Sequence[str], Sequence[str]]:
+        given, count, held = self.boundaries[int(_name(eqn).removeprefix(BOUNDARY))]
+        hidden = len(eqn.invars) - count - len(held)
+        moving = [is_float(v.aval) for v in eqn.invars[hidden : hidden + count]]
+        names = names_for([name for name in self.asks if name not in held], given, moving)
+        if names == ["xs"]:  # (a list of arrays exists only in PyTorch)
+            names = USUAL.get(count, [f"x{i}" for i in range(count)])
+        return [f"outer{i}" for i in range(hidden)], names, held
 
     def op(self, eqn: core.JaxprEqn) -> Op:
-        names = self.operand_names(eqn)
-        outer = [n for n in names if n.startswith("outer")]
-        inner = names[len(outer) :]
-        found = (*names, len(eqn.outvars) > 1)
+        outer, inner, held = self._names(eqn)
+        found = (*inner, len(outer), *held, len(eqn.outvars) > 1)
         if found not in self.ops:
-            self.ops[found] = whole_op(self.label, inner, outer, (), len(eqn.outvars) > 1)
+            names = [*outer, *held]
+            self.ops[found] = whole_op(self.label, inner, names, (), len(eqn.outvars) > 1)
         return self.ops[found]
 
 

@@ -20,6 +20,7 @@ named after the module, so that a cached program of one module is never used for
 from __future__ import annotations
 
 import itertools
+import operator
 import re
 import sys
 import threading
@@ -33,10 +34,11 @@ from typing import Any
 import jax
 
 from regrad.core.blocks import block
-from regrad.core.containers import Leaves, Rebuild
+from regrad.core.call import as_name
+from regrad.core.containers import Leaves, Rebuild, flatten_objects, is_closed, replaced
 from regrad.core.places import ChainStep
 from regrad.core.signatures import named
-from regrad.errors import ArgumentError, GradientError, kind
+from regrad.errors import ArgumentError, GradientError, PassedOverError, kind
 from regrad.jax.host import VMAPS, need
 from regrad.jax.host.extending import trace_of, with_axes
 from regrad.jax.keys import BOUNDARY
@@ -329,7 +331,10 @@ def _named_call(old: Callable[..., Any]) -> Any:
         try:
             with _scope(naming.number, name):
                 key = step and naming.keys.whole_key([step for _, step in trace.running])
-                y = run(*args, **kwargs) if key is None else _bounded(key, run, args, kwargs)
+                if key is None:
+                    y = run(*args, **kwargs)
+                else:
+                    y = _bounded(key, old, Parameters(self), trace, args, kwargs)
                 return y if step is None else naming.tap(name, y)
         finally:
             trace.running.pop()
@@ -337,32 +342,93 @@ def _named_call(old: Callable[..., Any]) -> Any:
     return call
 
 
-def _bounded(key: Any, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+class Parameters:
+    """The arrays of floats in a module, named by their paths: `layers_0_weight`."""
+
+    def __init__(self, module: Any) -> None:
+        self.module = module
+        nnx = sys.modules["flax.nnx"] if isinstance(module, module_types("flax.nnx")) else None
+        self.nnx: Any = nnx
+        self.graph, tree = (None, module) if nnx is None else nnx.split(module)
+        pairs, self.structure = jax.tree_util.tree_flatten_with_path(tree)
+        self.leaves: list[Any] = [x for _, x in pairs]
+        self.places: list[int] = [
+            i for i, x in enumerate(self.leaves)
+            if isinstance(x, jax.Array) and jax.numpy.issubdtype(x.dtype, jax.numpy.inexact)
+        ]  # fmt: skip
+        self.arrays: list[Any] = [self.leaves[i] for i in self.places]
+        self.names: tuple[str, ...] = tuple([_path(pairs[i][0]) for i in self.places])
+
+    def put(self, xs: Sequence[Any]) -> Any:
+        """Return a copy of the module with these arrays."""
+        self.now: list[Any] = replaced(self.leaves, self.places, xs)
+        tree = self.structure.unflatten(self.now)
+        return tree if self.nnx is None else self.nnx.merge(self.graph, tree)
+
+    def check(self, copy: Any) -> None:
+        """Raise if the call has changed the state of an NNX module, because the change is lost."""
+        now = self.now if self.nnx is None else jax.tree_util.tree_leaves(self.nnx.state(copy))
+        if len(now) != len(self.now) or any(map(operator.is_not, now, self.now)):
+            raise PassedOverError(
+                f"override: the call of {type(copy).__name__} has a rule as a whole, and changes "
+                "its state (the statistics of a norm, or random numbers). Call the model in "
+                "evaluation mode, or name an op: rg.at(where, 'MatMul')."
+            )
+
+
+def _path(keys: Sequence[Any]) -> str:
+    """Return the name of an array of a module in a rule, by the keys of JAX that lead to it."""
+    parts = [str(getattr(k, "name", getattr(k, "key", getattr(k, "idx", k)))) for k in keys]
+    return as_name(".".join(parts[:-1] if parts[1:] and parts[-1] == "value" else parts))
+
+
+def _bounded(
+    key: Any, old: Callable[..., Any], own: Parameters, trace: _Trace, args: Any, kwargs: Any
+) -> Any:
     """Call a module through a compiled function, which leaves a boundary in the program.
 
     Args:
         key: The key for whole calls, which finds the boundary again.
+        old: The function that computes the call, of the module and the arguments.
+        own: The parameters of the module, which are arguments of the compiled function.
+        trace: The trace, which receives the copy of the module in the compiled function.
+        args: The positional arguments of the call.
+        kwargs: Its keyword arguments.
     """
-    given = named(run, args, kwargs)
+    given = named(old.__get__(own.module), args, kwargs)  # pyright: ignore
     names = tuple([name for name, x in given if isinstance(x, jax.Array)])
     leaves = Leaves(tuple([value for _, value in given]), jax.Array, _flatten)
-    form = names, len(leaves.places)
+    form = names, len(leaves.places), own.names
     if form not in key.boundaries:
         key.boundaries.append(form)
     result: list[Leaves] = []
 
     def call(*xs: Any) -> Any:
-        values = leaves.close(xs)
+        values = leaves.close(xs[: len(leaves.places)])
         options = zip([name for name, _ in given[len(args) :]], values[len(args) :], strict=True)
-        y = run(*values[: len(args)], **dict(options))
+        copy = own.put(xs[len(leaves.places) :])
+        trace.note(own.module, copy)
+        trace.running[-1] = (copy, trace.running[-1][1])
+        y = old(copy, *values[: len(args)], **dict(options))
+        own.check(copy)
         result[:] = [Leaves(y, jax.Array, _flatten)]
+        if hidden := [leaf for leaf in result[0].rest if is_closed((leaf,), 1)]:
+            raise PassedOverError(
+                f"override: the call of {type(copy).__name__} has a rule as a whole, and returned "
+                f"{kind(hidden[0])}, so the rule would miss arrays inside. Return the arrays in a "
+                "list, tuple, dict, named tuple or dataclass, or register the class with JAX."
+            )
         return result[0].arrays
 
     call.__name__ = call.__qualname__ = f"{BOUNDARY}{key.boundaries.index(form)}"
-    ys = jax.jit(call)(*leaves.arrays)
+    ys = jax.jit(call)(*leaves.arrays, *own.arrays)
     return result[0].close(ys)
 
 
 def _flatten(value: Any) -> tuple[list[Any], Rebuild]:
+    return flatten_objects(value, _flatten_registered)
+
+
+def _flatten_registered(value: Any) -> tuple[list[Any], Rebuild]:
     leaves, structure = jax.tree_util.tree_flatten(value)
     return leaves, structure.unflatten

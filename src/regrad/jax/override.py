@@ -187,8 +187,11 @@ class override(Report[KeyBinding]):
             raise ArgumentError(
                 f"override: {whole[0]!r} selects whole calls as one op, and only modules of a "
                 "model of Equinox or Flax's nnx leave a boundary for them: pass model=. "
-                "Otherwise name the op type of the key, rg.at(where, 'Softmax'), or define a "
-                "gradient for the call with rg.jax.custom_grad."
+                "In Flax's Linen, give a rule to the first product in the module, for example "
+                "def reverse(dy, builtin): da, db = builtin(dy); return -0.7 * da, db "
+                f"with the key rg.at({whole[0].where!r}, 'MatMul', nth=0). It changes da, the "
+                "gradient that leaves the module, and keeps db, the gradient of the kernel. "
+                "Otherwise define a gradient for the call with rg.jax.custom_grad."
             )
         given = (
             keep if isinstance(keep, Iterable) else ()

@@ -42,7 +42,7 @@ from regrad.torch.host.running import Silent
 from regrad.torch.open_scopes import AROUND
 from regrad.torch.orders import in_gradient, is_of_gradient
 from regrad.torch.recorded import Recordings, exact, is_usual
-from regrad.torch.replacing import Replaced
+from regrad.torch.replacing import Replaced, like_own
 from regrad.torch.run_time import Pulls, holds_parameters, may_change, may_hold, pull_at_run_time
 from regrad.transforms.closures import names_in
 
@@ -91,6 +91,8 @@ class RuleCall:
     specs: Sequence[Any] = ()  # shapes and dtypes of its tensors, once its rule runs
     once = False  # whether the rule defines only the first derivative
     materializes: bool = True  # whether unused outputs have gradients of zeros instead of None
+    within: Any = None  # the `InsideWholeCall` of a module's call
+    given: Sequence[Any] | None = None  # its tensors, while a function replaces the call
     record: Any = None  # torch's own record of the op, for `builtin` (`TorchGradient`)
 
     @cached_property
@@ -214,6 +216,10 @@ class RuleCall:
         if len(specs) < len(every):
             every = [s if isinstance(s, tuple) else ((), None) for s in every]
         return Call(self.rule, every, self.attrs, self.layout, outputs, self.hit, self)
+
+    def like(self, xs: Sequence[torch.Tensor]) -> Any:
+        """Return torch's own result, or one without values that has the same shapes and dtypes."""
+        return like_own(self.forward, xs)
 
     # -- torch's own gradient and value, for rules that use them -----------------------------------
 

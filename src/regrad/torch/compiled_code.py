@@ -17,7 +17,8 @@ While a scope is open, the functions here replace functions of Dynamo (`MAKERS`)
         in a forward pass   it must not compute an overridden op
         undispatched        torch called no mode for it: parts that have rules replace it
         any other           regrad checks the nodes of autograd that it created (`_look`)
-    call_module           Dynamo calls a module: the scopes take their state at that place
+    call_module           Dynamo calls a module: the scopes take their state at that place; the
+                          whole call of some modules with a rule is one node (`as_node`)
     call_user_compiler    the graph is complete: regrad raises errors and counts hits (`settle`)
 """
 
@@ -48,6 +49,7 @@ from regrad.torch.nodes import LIBRARIES, name_of, tensors
 from regrad.torch.open_scopes import SCOPES, inside, scope_of
 from regrad.torch.places import Spot, has_own_call, path_here
 from regrad.torch.replacing import refuse_hidden
+from regrad.torch.whole_calls import as_node
 
 _SEEN = "seen by regrad"  # a key in the meta of a node
 
@@ -427,7 +429,7 @@ def settle(graph: torch.fx.GraphModule) -> dict[Any, set[str]]:
                 scope._untouched.add(note)
             ran = node.target.op_types | node.target.place.hits.keys()
             for each in node.target.ruleset.chain():
-                types.setdefault(each, set()).update(ran & each.rules.keys())
+                types.setdefault(each, set()).update(ran & each.reported)
         for scope, found in node.meta.get(_SEEN, ()):
             if isinstance(found, PassedOverError):
                 raise dynamo.through_dynamo(PassedOverError(f"{line_of(node)}: {found}"))
@@ -522,12 +524,18 @@ def call_module(
             "torch.compile"
         )
         raise dynamo.through_dynamo(error)
-    if to.whole and to is not spot:  # (the module runs in Python, between two programs)
-        raise dynamo.graph_break(
-            f"the call of {type(module).__name__} has a rule of regrad as a whole, and runs in "
-            "Python between two programs. Do not pass fullgraph=True"
-        )
-    before = list(stack)
+    before, node = list(stack), None
+    if to.whole and to is not spot:
+        node = as_node(to, to[-1]._ruleset, module)
+        if node is None:
+            path = next((f" ({p!r})" for p in to.paths.values() if p), "")
+            raise dynamo.graph_break(
+                f"the call of {type(module).__name__}{path} has a rule of regrad as a whole, and "
+                "runs in Python between two programs. (Only nn.Linear and nn.Conv1d to nn.Conv3d "
+                "are built into programs, without hooks, and if no predicate selects them.) Do not "
+                "pass fullgraph=True"
+            )
+        dynamo.guard_identity(self)
     changed = {a._ruleset: b._ruleset for a, b in zip(spot, to, strict=True) if a is not b}
     for i, mode in enumerate(before):
         ruleset = getattr(dynamo.value_of(mode), "ruleset", None)
@@ -536,11 +544,19 @@ def call_module(
             stack[i] = dynamo.mode_from(tx, mode, changed[ruleset].number)
     SCOPES.set(to)
     try:
+        if node is not None:
+            mode = next(filter(_is_scope, reversed(stack)))
+            return dynamo.call_under(tx, _run_whole, mode, node, [self, *args], options)
         return old(self, tx, args, options)
     finally:
         SCOPES.set(spot)
         stack.clear()
         stack.extend(before)
+
+
+def _run_whole(mode: Any, call: Callable[..., Any], module: Any, input: torch.Tensor) -> Any:
+    """Run the call of a module under its rule (torch.compile traces this)."""
+    return call(input, module.weight, module.bias, **mode.learned)
 
 
 def _ran_in(output: Any) -> dict[str, None]:

@@ -34,7 +34,8 @@ def custom_grad(f: Any = None, *, cast_inputs: torch.dtype | None = None) -> Cal
 
     Args:
         f: `f(*inputs, save)` returns `{"value": y, "grad_func": g}`, a pair `(y, g)`, or a named
-            tuple with these fields. `y` is a tensor or a container of tensors. The parameter `save`
+            tuple with these fields. `y` is a tensor, a container of tensors, or a dataclass with
+            tensors; then `dy` is an object of the same kind. The parameter `save`
             is optional. regrad passes it by keyword if f names it, else as the last argument.
         cast_inputs: Where autocast is on, cast float inputs (except float64) to this dtype, and run
             f and g without autocast.
@@ -89,9 +90,10 @@ def custom_grad(f: Any = None, *, cast_inputs: torch.dtype | None = None) -> Cal
             call.autocast = device, torch.get_autocast_dtype(device)
         start, before = sequence_nr(), [x.grad_fn for x in inputs]
         answer = custom.run(args, options, call.save)
-        value, call.grad_func = unpack(answer, custom.name, torch.Tensor)
+        opened = containers.flatten_objects
+        value, call.grad_func = unpack(answer, custom.name, torch.Tensor, opened)
         call.running = False
-        ys, call.close = containers.flatten(value)
+        ys, call.close = opened(value)
         for name, x, node in zip(call.arguments.names, inputs, before, strict=False):
             if x.grad_fn is not node:
                 raise GradientError(

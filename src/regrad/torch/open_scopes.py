@@ -58,17 +58,20 @@ class InsideWholeCall:
         key: The key of the rule.
         name: The name of the module's class.
         kept: Whether `keep` has the key, so that other rules do not apply inside.
+        dry: Whether the module runs without values, to find the shapes of its results. Then the
+            hooks of modules inside do not run.
     """
 
-    def __init__(self, module: Any, key: Any, name: str, kept: bool) -> None:
+    def __init__(self, module: Any, key: Any, name: str, kept: bool, dry: bool = False) -> None:
         self.module: Any = module
         self.key: Any = key
         self.name: str = name
         self.kept: bool = kept
+        self.dry: bool = dry
 
-    def begun(self) -> InsideWholeCall:
+    def begun(self, dry: bool = False) -> InsideWholeCall:
         """Return the same call, before anything in it has run."""
-        return InsideWholeCall(self.module, self.key, self.name, self.kept)
+        return InsideWholeCall(self.module, self.key, self.name, self.kept, dry or self.dry)
 
     def starts(self, module: Any) -> bool:
         """Return whether this is the call of the module itself; True at most once."""

@@ -29,11 +29,12 @@ from typing import Any, NamedTuple
 from weakref import ref
 
 from torch import Tensor, nn
-from torch.compiler import is_dynamo_compiling
+from torch.compiler import is_dynamo_compiling, is_exporting
 
 from regrad.core.interrupts import Deferred
 from regrad.core.places import ChainStep, Counts, at, entries, is_predicate, paths_around
 from regrad.errors import ArgumentError, PassedOverError
+from regrad.torch.enclosing import refuse_to_be_written
 from regrad.torch.host import (
     COMPILED_CALL,
     call_of,
@@ -290,6 +291,8 @@ class Modules:
         """Raise for a module added after the scope opened, or a copy, if keys name modules."""
         if self.model is None or not self.plan.names_modules:
             return
+        if is_exporting():  # (torch.export wraps each module, so no key finds it)
+            refuse_to_be_written(", ".join(map(repr, self.plan.places.keys)))
         kind = type(module).__name__
         if parent is not None:
             if any(each is module for each in parent.modules()):
@@ -446,6 +449,8 @@ def _call_followed(old: Callable[..., Any], self: Any, args: Any, options: Any) 
         return old(self, *args, **options)
     within = AROUND.get().within
     hooks = with_hooks_around(old)
+    if within is not None and within.dry:
+        old, hooks = _run_forward, None
     if within is not None and within.starts(self):  # (its hooks run around the whole call)
         return (old if hooks is None else _run_forward)(self, *args, **options)
     to = spot.enter(self)

@@ -17,6 +17,7 @@ Invariants:
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from copy import copy
 from typing import Any
 
 import torch
@@ -31,6 +32,7 @@ from regrad.torch.host import DisableTorchFunction, is_transformed, is_view
 from regrad.torch.host.dynamo import fake_mode, is_traced
 from regrad.torch.host.running import returns_views
 from regrad.torch.nodes import is_plumbing, name_of, tensors
+from regrad.torch.open_scopes import inside
 from regrad.torch.run_time import Pulls, may_change, pull_at_run_time
 from regrad.transforms.closures import names_in
 
@@ -50,19 +52,20 @@ class Replaced:
     def answer(self, xs: Sequence[torch.Tensor], y: Any) -> Any:
         """Return the value; `y` is torch's own value, or None if it has not been computed."""
         specs = [(x.shape, x.dtype) for x in xs]
-        call, given = (
-            self.original.foreign_call(specs, None),
-            self.original.spread(xs, range(len(xs))),
-        )
-        own = like_own(self.original.forward, xs) if y is None else y
+        original = copy(self.original)
+        original.given = xs
+        call, given = original.foreign_call(specs, None), original.spread(xs, range(len(xs)))
+        own = original.like(xs) if y is None else y
         known = outputs_of(y) if self.forward.keeps_y else []
-        ys = self.forward.run_on(ARRAYS, call, given, known, outputs_of(own))
+        within = original.within and original.within.begun()
+        with DisableTorchFunction(), inside(within=within):
+            ys = self.forward.run_on(ARRAYS, call, given, known, outputs_of(own))
         ys = [z.clone() if is_view(z) or any(z is x for x in xs) else z for z in ys]
         return type(own)(ys) if isinstance(own, tuple) else ys[0]
 
     def _at_run_time(self, xs: Sequence[torch.Tensor]) -> Any:
         """Add a call of the function to the program being traced; it reads mutable state then."""
-        own = like_own(self.original.forward, xs)
+        own = self.original.like(xs)
         like = outputs_of(own)
 
         def pull(xs: Sequence[torch.Tensor], dys: Any, shapes: Any) -> Sequence[Any]:
@@ -82,13 +85,14 @@ def like_own(own: Callable[..., Any], xs: Sequence[torch.Tensor]) -> Any:
     with torch.no_grad():
         if not (is_traced() or is_transformed() or casts(device)):
             try:
-                return own(*[_without_values(x) for x in xs])
+                return own(*map(without_values, xs))
             except Exception:
                 pass
         return own(*xs)
 
 
-def _without_values(x: torch.Tensor) -> torch.Tensor:
+def without_values(x: torch.Tensor) -> torch.Tensor:
+    """Return a tensor on the meta device, which has a shape but no memory."""
     return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="meta")
 
 

@@ -179,7 +179,10 @@ class RuleSet(Nested):
         chosen = [
             r.held.values() if r.chooses else [r] for e in self.chain() for r in e.rules.values()
         ]
+        chosen += [each.plan.whole.values() for each in self.chain()]
         learned = {id(x): x for held in chosen for rule in held for x in rule.learned}
+        # the names that a program of torch.compile reports for the rules that it has built in
+        self.reported: frozenset[str] = frozenset(self.rules) | {*map(str, plan.whole)}
         self.learned: tuple[torch.Tensor, ...] = tuple(learned.values())
         # (in `home` only) the sets that apply in modules; the modes for torch.compile, by number
         self.rooms: dict[Any, RuleSet] = {((), outer): self} if home is None else home.rooms
@@ -227,9 +230,9 @@ class RuleSet(Nested):
 
     def keys_of(self, types: set[str]) -> set[str]:
         """Return the keys of the rules for some op types, as text."""
-        rules = [self.rules[t] for t in types]
+        rules = [self.rules[t] for t in types if t in self.rules]
         every = [r.held.values() if isinstance(r, Choice) else [r] for r in rules]
-        return {str(rule.key) for held in every for rule in held}
+        return {str(rule.key) for held in every for rule in held} | types - self.rules.keys()
 
     def counts(self, types: frozenset[str]) -> bool:
         """Return whether a key counts the calls of one of these op types."""
@@ -305,6 +308,7 @@ class Plan:
         whole = [key for key in rules if isinstance(key, at) and key.what is None]
         self.whole: dict[at, WholeRule] = {key: WholeRule(key, rules[key]) for key in whole}
         self.names |= {key: rule.name for key, rule in self.whole.items()}
+        self.replaces |= {key: rule.replaces for key, rule in self.whole.items()}
         keys = {key: None for held in [*self.rules.values(), self.whole] for key in held}
         named = [e for key in keys for e in key.named]
         self.instances: set[int] = {id(e) for e in named if rank_of(e) == INSTANCE}

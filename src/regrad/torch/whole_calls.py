@@ -5,6 +5,9 @@ regrad treats such a call as a function of the module's tensors and parameters. 
 the gradients that the rule returns for them by name, or the gradients of the `builtin` that the
 rule calls.
 
+If the rule replaces the value, the function of the rule runs instead of the module, as for any
+callable (`replacing`). regrad runs the module without values, to find the shapes of its results.
+
 Invariants:
 
 * A rule returns a gradient for every parameter that requires one, or calls `builtin` once.
@@ -16,10 +19,10 @@ Invariants:
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
-from functools import partial
+from contextlib import ExitStack, nullcontext
 from types import MappingProxyType
 from typing import Any
+from weakref import ref
 
 import torch
 from torch.autograd.graph import saved_tensors_hooks
@@ -27,10 +30,11 @@ from torch.func import functional_call
 
 from regrad.core import containers
 from regrad.core.call import Call, as_name
-from regrad.core.containers import Leaves
+from regrad.core.containers import Leaves, flatten_objects
 from regrad.core.foreign import ForeignRule, asks_for, names_for, takes_all, whole_layout, whole_op
-from regrad.core.placed import asks_site
+from regrad.core.placed import asks_site, with_site
 from regrad.core.places import at, pick
+from regrad.core.replacing import Replace, gradient_of
 from regrad.core.rule import called, free
 from regrad.core.signatures import named
 from regrad.errors import PassedOverError, RuleError, kind
@@ -42,15 +46,19 @@ from regrad.torch.derivatives import TorchGradient, find_closed_over
 from regrad.torch.enclosing import refuse_to_be_written
 from regrad.torch.host import (
     DisableTorchFunction,
+    is_torch_function_enabled,
     is_transformed,
     name_inside,
     sequence_nr,
     version_of,
 )
+from regrad.torch.host.bodies import has_hooks
 from regrad.torch.host.running import keeps_elsewhere
 from regrad.torch.nodes import tensors
 from regrad.torch.open_scopes import AROUND, SCOPES, InsideWholeCall, inside
 from regrad.torch.places import counts_of
+from regrad.torch.replacing import like_own, without_values
+from regrad.torch.run_time import learned_here
 from regrad.torch.subclasses import is_dispatched
 
 
@@ -60,7 +68,9 @@ class WholeRule:
     def __init__(self, key: at, value: Any) -> None:
         self.key = key
         self.value = value
-        check_learned(value)
+        check_learned(gradient_of(value))
+        self.replaces: bool = isinstance(value, Replace)
+        self.learned: list[Any] = [*getattr(gradient_of(value), "parameters", {}).values()]
         self.name: str = value if isinstance(value, str) else called(value)
         self.asks: list[str] = asks_for(value)
         self.asks_site: bool = asks_site(value, None)
@@ -68,8 +78,10 @@ class WholeRule:
 
     def check(self, module: Any, path: str) -> None:
         """Raise unless the rule returns a gradient for each parameter of a module."""
-        asked = {*self.asks}
-        if "builtin" in asked or takes_all(self.value):
+        rule = gradient_of(self.value)
+        asked = {*asks_for(rule)}
+        is_derivative = self.replaces and self.value.is_derivative
+        if "builtin" in asked or is_derivative or takes_all(rule):
             return
         for name, parameter in module.named_parameters():
             if parameter.requires_grad and as_name(name) not in asked:
@@ -82,9 +94,10 @@ class WholeRule:
 
     def rule_for(self, call: ModuleArguments, site: Any) -> ForeignRule:
         """Return the rule for calls with these inputs."""
-        value = partial(self.value, site=site) if self.asks_site else self.value
-        inputs = names_for(self.asks, call.inputs, [x.requires_grad for x in call.tensors])
+        value = with_site(self.value, site) if self.asks_site else self.value
         names = [as_name(name) for name in call.names]
+        asks = [name for name in self.asks if name not in names]
+        inputs = names_for(asks, call.inputs, [x.requires_grad for x in call.tensors])
         form = (*inputs, *names, *call.attrs, len(call.tensors))
         if self.asks_site or form not in self.by_form:
             rule = ForeignRule(value, whole_op(call.type, inputs, names, call.attrs))
@@ -113,35 +126,40 @@ class ModuleArguments:
             self.inner, prefix = getattr(self.inner, name), f"{prefix}{name}."
         self.type: str = type(self.inner).__name__
         held = dict(self.inner.named_parameters())
-        full_names = [*[prefix + name for name in held], *put]
-        held |= put
+        full_names = [*[prefix + name for name in held], *[n for n in put if n not in held]]
         if other := [type(p) for p in held.values() if is_dispatched(type(p))]:
             raise PassedOverError(
                 f"the call of {self.type} has a rule as a whole, and parameters of the class "
                 f"{other[0].__name__}, which change inside the call (for example FSDP2). Name a "
                 "module whose parameters are not sharded, or an op: rg.at(where, 'MatMul')."
             )
+        held |= put
         self.names: list[str] = [*held]
         self.full_names: list[str] = full_names
         self.count: int = len(args)
         given = named(self.inner.forward, args, options)
         self.keywords: list[str] = [name for name, _ in given[len(args) :]]
         self.inputs: list[str] = [n for n, x in given if isinstance(x, torch.Tensor)]
-        plain = [(n, value) for n, value in given if next(tensors((value,)), None) is None]
-        self.attrs: dict[str, Any] = {free(n): value for n, value in plain}
+        parts = [(n, x, Leaves(x, torch.Tensor, flatten_objects)) for n, x in given]
+        self.attrs: dict[str, Any] = {free(n): x for n, x, found in parts if not found.places}
         # (only autograd may hold the tensor arguments, so that a checkpoint can free them)
-        self.given: Leaves = Leaves(tuple([value for _, value in given]), torch.Tensor)
+        self.given: Leaves = Leaves(tuple([x for _, x in given]), torch.Tensor, flatten_objects)
         self.tensors: list[torch.Tensor] = self.given.arrays
         self.parameters: list[torch.Tensor] = [*held.values()]
         ids = [*map(id, (*self.tensors, *self.parameters))]
         self.first: list[int] = [*map(ids.index, ids)]  # (the module may test whether q is k)
 
-    def value(self, within: InsideWholeCall, xs: Sequence[torch.Tensor]) -> Any:
-        """Call the module with these tensors and parameters; leave its own parameters unchanged."""
+    def value(
+        self, within: InsideWholeCall, xs: Sequence[torch.Tensor], buffers: Mapping[str, Any] = {}
+    ) -> Any:
+        """Call the module with these tensors and parameters; leave its own parameters unchanged.
+
+        `buffers` replace buffers of the module.
+        """
         count, xs = len(self.given.places), [xs[i] for i in self.first]
         made = self.given.close(xs[:count])
         options = dict(zip(self.keywords, made[self.count :], strict=True))
-        held = dict(zip(self.full_names, xs[count:], strict=True))
+        held = {**dict(zip(self.full_names, xs[count:], strict=True)), **buffers}
         modes = DisableTorchFunction() if within.kept else nullcontext()
         with inside(within=within.begun()), modes:
             y = functional_call(self.module, held, made[: self.count], options)
@@ -149,13 +167,13 @@ class ModuleArguments:
 
     def _opened(self, y: Any) -> Any:
         """Return the tensors of a result: a single tensor, or a tuple."""
-        self.result: Leaves = Leaves(y, torch.Tensor)
+        self.result: Leaves = Leaves(y, torch.Tensor, flatten_objects)
         found = self.result
         if hidden := [leaf for leaf in found.rest if containers.is_closed((leaf,), 1)]:
             raise PassedOverError(
                 f"the call of {self.type} has a rule as a whole, and returned {kind(hidden[0])}, "
-                "so the rule would miss tensors inside. Return the tensors in a list, tuple, dict "
-                "or named tuple, or register the class by optree.register_pytree_node."
+                "so the rule would miss tensors inside. Return the tensors in a list, tuple, dict, "
+                "named tuple or dataclass, or register the class by optree.register_pytree_node."
             )
         if not (ys := found.arrays):
             raise PassedOverError(
@@ -174,21 +192,24 @@ class ModuleCall(RuleCall):
 
     def __init__(self, rule: ForeignRule, call: ModuleArguments, within: InsideWholeCall, hit: Any):
         n, more, given = len(call.tensors), len(call.names), [*call.tensors, *call.parameters]
-        layout = whole_layout(rule.op, n, n + more)
-        super().__init__(rule, given, layout, call.attrs, lambda *xs: call.value(within, xs), hit)
-        self.leaves: int = n + more  # without the parameters that the rule learns
-        self.is_simple: bool = False  # (the rule does not receive all parameters)
         self.call: ModuleArguments = call
         self.within: InsideWholeCall = within
         self.own: set[int] = {*range(n, n + more)}  # the leaves that the rule does not name
         self.own -= {n + j for j, name in enumerate(call.names) if as_name(name) in rule.asks}
+        layout = whole_layout(rule.op, n, n + more)
+        super().__init__(rule, given, layout, call.attrs, lambda *xs: call.value(within, xs), hit)
+        self.is_simple: bool = False  # (the rule does not receive all parameters)
 
     def __call__(self, *xs: torch.Tensor) -> Any:
+        if AROUND.get().place is not None:
+            return super().__call__(*xs)  # (see `as_node`)
         elsewhere, start, again = keeps_elsewhere(), sequence_nr(), self.forward
         buffers = [*self.call.inner.buffers()]
         before, versions = [[version_of(x) for x in held] for held in (xs, buffers)]
         if is_transformed():
-            record, self.forward = None, self._watched
+            record = None
+            if self.rule.forward is None:
+                self.forward = lambda *xs: self._watched(xs, self.within)
         else:  # (a checkpoint runs the call again; this record is only for inspection)
             with saved_tensors_hooks(_same, _same) if elsewhere else nullcontext():
                 record = TorchGradient(self.forward, xs)
@@ -216,22 +237,40 @@ class ModuleCall(RuleCall):
             )
         return y
 
-    def _watched(self, *xs: torch.Tensor) -> Any:
-        """Return the value, and check the ops inside where torch calls no mode."""
+    def _watched(
+        self, xs: Sequence[torch.Tensor], within: InsideWholeCall, buffers: Mapping[str, Any] = {}
+    ) -> Any:
+        """Return the module's own value, and check the ops inside where torch calls no mode."""
+        xs = xs[: len(xs) - len(self.rule.learned)]
+        if is_torch_function_enabled() and not is_transformed():
+            return self.call.value(within, xs, buffers)
         with DisableTorchFunction(), Below() as below:
-            y = self.call.value(self.within, xs[: self.leaves])
+            y = self.call.value(within, xs, buffers)
         types = below.types & {t for scope in SCOPES.get() for t in scope._ruleset.rules}
         if types and not self.within.kept:
             raise self.within.hides(join_types(types))
         return y
 
+    def like(self, xs: Sequence[torch.Tensor]) -> Any:
+        buffers = dict(self.call.module.named_buffers())
+
+        def own(*xs: torch.Tensor) -> Any:  # (a module may write into its buffers)
+            dry = any(x.is_meta for x in xs)
+            held = {k: without_values(b) if dry else b.clone() for k, b in buffers.items()}
+            return self._watched(xs, self.within.begun(dry), held)
+
+        return like_own(own, xs)
+
     def foreign_call(self, specs: Sequence[Any], outputs: Any) -> Call:
-        every = [self.specs[n] if n in self.own else spec for n, spec in enumerate(specs)]
+        own = self.own if self.specs else ()  # (the replacing function receives any dtype)
+        every = [self.specs[n] if n in own else spec for n, spec in enumerate(specs)]
         return super().foreign_call(every, outputs)
 
     def values_at(self, leaves: Sequence[Any]) -> Sequence[Any]:
         """Return the results of the module's own function at other inputs."""
-        return super().values_at([*leaves, *self.call.parameters])
+        n, given = len(self.call.given.places), self.given
+        held = self.call.parameters if given is None else given[n : n + len(self.call.names)]
+        return super().values_at([*leaves, *held])
 
     def _fitted(self, dx: Any, n: int, dy: Any) -> Any:
         return dx if n in self.own else super()._fitted(dx, n, dy)
@@ -247,7 +286,8 @@ def _refuse_others(record: TorchGradient, start: int, name: str) -> None:
         raise PassedOverError(
             f"the call of {name} has a rule as a whole, and used a tensor that requires a "
             "gradient but is neither an argument nor a parameter of the module. Its gradient would "
-            "be lost. Pass the tensor as an argument, or detach it."
+            "be lost. Pass the tensor as an argument, name the parameter, let the rule learn it "
+            "(rg.rules.learns), or detach it."
         )
 
 
@@ -258,7 +298,8 @@ def call_whole(
 ) -> Any:  # fmt: skip
     """Call a module that keys name as a whole; `whole` is by scope, the innermost first.
 
-    `put` has the attributes that the module's hooks have set, if hooks ran before.
+    `put` has the attributes that the module's hooks have set, if hooks ran before. In a program of
+    torch.compile, it has the parameters.
     """
     if AROUND.get().own:
         return run(module, *args, **options)
@@ -279,12 +320,56 @@ def call_whole(
         shape = tuple(call.tensors[0].shape) if call.tensors else ()
         hit = bind_call(scope, rule.key, call.type, shape)
         within = InsideWholeCall(module, rule.key, call.type, rule.key in scope._keep)
-        given = [*call.tensors, *call.parameters]
-        if not (torch.is_grad_enabled() or is_transformed()):
-            return call.closed(call.value(within, given))
+        if (place := AROUND.get().place) is not None and not place.has_run:
+            place.error = _find_error(call, within)
         bound = rule.rule_for(call, site)
-        made = ModuleCall(bound, call, within, hit)
+        made, given = ModuleCall(bound, call, within, hit), [*call.tensors, *call.parameters]
         made.materializes = scope._materialize
         call.tensors = call.given.arrays = []
-        return call.closed(made(*given, *bound.learned))
+        moves = torch.is_grad_enabled() or is_transformed()
+        learned = learned_here(bound, given[0]) if given else bound.learned
+        return call.closed((made if moves else made.forward)(*given, *learned))
     return run(module, *args, **options)
+
+
+def _find_error(call: ModuleArguments, within: InsideWholeCall) -> PassedOverError | None:
+    """Return the error for an op inside with a rule, where torch.compile has closed the modes."""
+    try:
+        with ExitStack() as stack:
+            for scope in SCOPES.get():
+                stack.enter_context(scope._mode)
+            call.value(within, [*call.tensors, *call.parameters])
+    except PassedOverError as error:
+        return error
+    return None
+
+
+# The modules whose calls torch.compile builds into programs. Their parameters are all that they
+# read besides their arguments and settings.
+BUILT_IN = (torch.nn.Linear, torch.nn.Conv1d, torch.nn.Conv2d, torch.nn.Conv3d)
+
+
+def as_node(spot: Any, ruleset: Any, module: Any) -> Callable[..., Any] | None:
+    """Return the call of a module as a node of a program of torch.compile, under its rule.
+
+    Args:
+        spot: The place inside the module.
+        ruleset: The rules of the innermost scope.
+        module: The called module.
+
+    Return None for a module that runs in Python, between two programs.
+    """
+    fits = {fit: rule for _, held in spot.whole for fit, rule in held.items()}
+    is_read = any(fit.predicates or rule.asks_site for fit, rule in fits.items())
+    plain = type(module) in BUILT_IN and {*module._parameters} == {"weight", "bias"}
+    if is_read or not plain or has_hooks(module):
+        return None
+    inner, kind = ref(module), type(module)
+
+    def overridden(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> Any:
+        put = {"weight": weight} if bias is None else {"weight": weight, "bias": bias}
+        return call_whole(spot.whole, kind, inner(), (x,), {}, put)
+
+    names = {str(fit.key) for fit in [*fits][:1]}
+    overridden.ruleset, overridden.op_types = ruleset, frozenset(names)  # pyright: ignore
+    return overridden

@@ -13,15 +13,17 @@ from typing import Any
 import numpy as np
 
 from regrad.autodiff.variables import Variable
+from regrad.core.backends import is_inexact
 from regrad.core.call import Call, as_name
 from regrad.core.dispatch import lift
 from regrad.core.foreign import ForeignRule, asks_for, names_for, whole_layout, whole_op
 from regrad.core.name_scopes import CALLERS, PATH, Path
 from regrad.core.placed import CALL, Chooser, hiding
 from regrad.core.places import steps_of
+from regrad.core.replacing import Replace, gradient_of
 from regrad.core.rule import free
 from regrad.core.signatures import named
-from regrad.core.state import current, in_state
+from regrad.core.state import current, in_state, masked
 from regrad.core.tensor import Tensor, wrap
 from regrad.errors import ArgumentError, GradientError
 from regrad.graph.graph import is_symbolic
@@ -50,6 +52,8 @@ def call(f: Callable[..., Any], args: tuple[Any, ...], options: dict[str, Any]) 
         )
     whole = WholeCall(f.__name__, bound, pairs, len(given.tensors))
     body = Body(lambda args, more: f(*args, **dict(zip(options, more, strict=True))), given)
+    if isinstance(whole.value, Replace):
+        body = ReplacedBody(body, whole)
     with in_state(state.overriding(hiding(state.overrides, path))):
         ys = recomputed(body, given.tensors, whole)
     return body.note(ys)
@@ -67,6 +71,12 @@ class WholeCall:
         self.attrs: dict[str, Any] = {free(n): x for n, x in given if not isinstance(x, Tensor)}
         self.parameters: list[str] | None = None
 
+    def bound(self, value: Any, moving: Sequence[bool], parameters: Sequence[str]) -> ForeignRule:
+        """Return a rule or a replacement, bound to the names of this call."""
+        asks = [name for name in asks_for(value) if name not in parameters]
+        names = names_for(asks, self.names, moving)
+        return ForeignRule(value, whole_op(self.name, names, parameters, self.attrs))
+
     def know(self, captured: Sequence[Any], outputs: Sequence[Any]) -> None:
         """Record the Variables (by name) and Tensors that the call captured.
 
@@ -74,10 +84,7 @@ class WholeCall:
         """
         self.outputs: Sequence[Any] = outputs
         if self.parameters is None:
-            self.parameters = [
-                as_name(each.name) if isinstance(each, Variable) and each.is_named else f"outer{i}"
-                for i, each in enumerate(captured)
-            ]
+            self.parameters = names_of(captured)
 
     def derive(
         self, own: Any, is_reverse: bool, function: Any, inputs: Sequence[Tensor],
@@ -95,17 +102,74 @@ class WholeCall:
         dys = [given[i] if i in given else zeros[i] for i in passage.reached]
         assert self.parameters is not None
         moving = [i in passage.wanted for i in range(self.count)]
-        names = names_for(asks_for(self.value), self.names, moving)
-        op = whole_op(self.name, names, self.parameters, self.attrs)
-        rule = ForeignRule(self.value, op)
-        ys = function(inputs) if rule.keeps(range(len(op.inputs)))[1] else [None]
-        layout = whole_layout(op, self.count, len(inputs))
+        rule = self.bound(gradient_of(self.value), moving, self.parameters)
+        ys = function(inputs) if rule.keeps(range(len(rule.op.inputs)))[1] else [None]
+        layout = whole_layout(rule.op, self.count, len(inputs))
         specs = [(x.shape, x.dtype) for x in inputs]
         many = [(dy.shape, dy.dtype) for dy in dys] if len(dys) > 1 else None
         pulls = WholeCallPulls(own, function, inputs, passage, zeros.values())
         one = Call(rule, specs, self.attrs, layout, many, self.hit, pulls)
         pair = (tuple(ys), tuple(dys)) if many else (ys[0], dys[0])
         return one.pull(inputs, *pair, passage.wanted)
+
+
+def names_of(captured: Sequence[Any]) -> list[str]:
+    """Return the names of the Variables and Tensors that a call captured."""
+    return [
+        as_name(each.name) if isinstance(each, Variable) and each.is_named else f"outer{i}"
+        for i, each in enumerate(captured)
+    ]
+
+
+class ReplacedBody:
+    """The body of a call whose value a rule replaces.
+
+    It runs the function too, which shows what the call captures, and the shapes of the results.
+    """
+
+    def __init__(self, body: Body, whole: WholeCall) -> None:
+        self.body = body
+        self.function = body.function
+        self.whole = whole
+        self.captured: list[Any] | None = None
+
+    @property
+    def note(self) -> Any:
+        return self.body.note
+
+    def __call__(self, xs: Sequence[Tensor]) -> Sequence[Tensor]:
+        own, whole, region = self.body(xs), self.whole, current().region  # pyright: ignore
+        if self.captured is None:
+            self.captured = [*region.captured]
+        more = [v._read() if isinstance(v, Variable) else region.enter(v) for v in self.captured]
+        moving = [is_inexact(x.dtype) for x in xs]
+        rule = whole.bound(whole.value, moving, names_of(self.captured))
+        every, forward = [*xs, *more], rule.forward
+        assert forward is not None
+        layout = whole_layout(rule.op, len(xs), len(every))
+        specs = [(x.shape, x.dtype) for x in every]
+        call = Call(rule, specs, whole.attrs, layout, None, whole.hit, OwnFunction(self.body))
+        with masked():
+            made = call.value(every, tuple(own) if len(own) > 1 else own[0])
+            ys = [lift(y) for y in forward.outputs_of(made)]
+        return forward.check(ys, own, lambda y: isinstance(y, Tensor), whole.hit.where)
+
+
+class OwnFunction:
+    """The call's own function, for `forward` in the function that replaces it."""
+
+    vjp: Any = None
+
+    def __init__(self, body: Body) -> None:
+        self.body = body
+
+    def pull(self, xs: Sequence[Any], dys: Sequence[Any], only: int | None = None) -> Any:
+        """Raise, because only a gradient has `builtin`."""
+        raise AssertionError
+
+    def values_at(self, leaves: Sequence[Any]) -> Sequence[Any]:
+        """Return the function's results for other inputs."""
+        return self.body([*map(lift, leaves)])
 
 
 class WholeCallPulls:

@@ -6,6 +6,7 @@ code with other globals: the checks return False, and the inner calls reach the 
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable
 from functools import cache, wraps
@@ -62,6 +63,15 @@ def with_hooks_around(call: Callable[..., Any]) -> Callable[..., Any] | None:
     yes = dict.fromkeys(("_is_tracing", "_get_tracing_state"), lambda: True)  # (by version)
     names["torch"] = PatchedModule(torch, _C=PatchedModule(torch._C, **yes))
     return _with_names(call, names)
+
+
+def has_hooks(module: torch.nn.Module) -> bool:
+    """Return whether hooks run around the calls of a module, or around the calls of all modules."""
+    held = {**vars(torch.nn.modules.module), **vars(module)}
+    return any(hooks for name, hooks in held.items() if _HOOKS.fullmatch(name))
+
+
+_HOOKS = re.compile(r"_(global_)?(for|back)ward_(pre_)?hooks")
 
 
 class PatchedModule:
