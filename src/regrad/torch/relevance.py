@@ -43,7 +43,7 @@ def explain(
     ops = Ops(model, check is not None, create_graph)
     with as_found(model, create_graph):
         run = TorchRun(model, inputs, target, reference, batch_axis, create_graph)
-        alone = Ops(model, False)
+        alone = Ops(model, False, False)
         handles = [
             model.register_forward_pre_hook(lambda *_: alone.shapes.clear()),
             model.register_forward_hook(lambda *_: setattr(ops, "alone", [*alone.shapes])),
