@@ -44,6 +44,7 @@ BASES = {"Tensor": ["Methods"]}  # whose methods regrad.ops.methods puts on the 
 LATE = {
     "Methods": [name.partition("=")[0] for names in methods.LATE.values() for name in names.split()]
 }
+ROWS = "row(", "written("  # decorators
 STUB: list[ast.stmt] = [ast.Expr(ast.Constant(...))]
 
 
@@ -120,8 +121,8 @@ def _statements(body: list[ast.stmt], values: Any, of: str = "") -> Iterator[ast
 
 
 def _is_row(node: ast.FunctionDef) -> bool:
-    """Return whether a function declares an op: its name, inputs and docstring, for `row`."""
-    return any(ast.unparse(d).startswith("row(") for d in node.decorator_list)
+    """Return whether a decorator makes or completes the function, so that it has the types."""
+    return any(ast.unparse(d).startswith(ROWS) for d in node.decorator_list)
 
 
 def _names(target: ast.expr) -> Iterator[str]:
@@ -176,8 +177,14 @@ def _assigned(name: str, value: Any, source: ast.expr, of: str) -> ast.stmt:
     if isinstance(value, type | UnionType) or type(value).__module__ in ("typing", *ABC):
         return ast.parse(f"{name}: TypeAlias = {written}").body[0]
     if name == "__all__":
-        return ast.parse(f"__all__ = {value!r}").body[0]
+        return ast.parse(f"__all__ = {sorted(value, key=_by_number)!r}").body[0]
     return ast.parse(f"{name}: {_type(value)}").body[0]
+
+
+def _by_number(name: str) -> list[Any]:
+    """The key of an order in which `to_complex64` comes before `to_complex128`."""
+    parts = enumerate(re.split(r"(\d+)", name))
+    return [(name[:1].islower(), int(part) if i % 2 else part) for i, part in parts]
 
 
 def _type(value: object) -> str:
@@ -191,7 +198,10 @@ def _type(value: object) -> str:
 def _signature(name: str, value: Any, of: str, made: bool = False) -> ast.FunctionDef:
     """A function by the signature that Python shows of it."""
     shown = inspect.signature(value)
-    parameters = list(map(_parameter, shown.parameters.values()))
+    own = {n: p.annotation for n, p in shown.parameters.items() if p.annotation is not p.empty}
+    types = {**getattr(value, "__annotations__", {}), **own}  # (a row's signature has no types)
+    listed = [p.replace(annotation=types.get(n, p.empty)) for n, p in shown.parameters.items()]
+    parameters = list(map(_parameter, listed))
     if of:
         parameters[0] = parameters[0].replace(name="self", annotation=inspect.Parameter.empty)
     if parameters and parameters[-1].name == "unknown":  # taken to say what is wrong with it
@@ -268,7 +278,7 @@ def _import_of(wanted: str, name: str) -> str | None:
     """The import of a name: the module's own, or that of a module whose functions it shows."""
     if wanted in ("Any", "TypeAlias"):
         return f"from typing import {wanted}"
-    for each in [name, *_sources(name), "regrad.ops.methods"]:
+    for each in [name, *_sources(name), "regrad.ops.methods", "regrad.v1.graph.conversion"]:
         lines = _imported(each)
         if wanted in lines:
             return lines[wanted]
@@ -328,13 +338,23 @@ def _formatted(text: str) -> str:
             [sys.executable, "-m", "ruff", *command, "--stdin-filename", "stub.pyi", "-"],
             input=text, capture_output=True, text=True, check=True,
         ).stdout  # fmt: skip
-    return re.sub(r"__all__ = \[\n(.*?)\]", _filled, text, flags=re.DOTALL)
+    text = re.sub(r"__all__ = \[\n(.*?)\]", _filled, text, flags=re.DOTALL)
+    return re.sub(r"^( *)(def \w+\(\n)((?: .*,\n)+) *(\) -> .*:.*)$", _packed, text, flags=re.M)
 
 
 def _filled(found: re.Match[str]) -> str:
     """A list of names in full lines."""
     names = textwrap.fill(" ".join(found[1].split()), 96)
     return f"__all__ = [\n{textwrap.indent(names, '    ')}\n]  # fmt: skip"
+
+
+def _packed(found: re.Match[str]) -> str:
+    """A signature of several lines in full lines."""
+    margin, head, listed, end = found.groups()
+    whole = "".join(f"{line.strip().replace(' ', '~')} " for line in listed.splitlines())
+    lines = textwrap.wrap(whole, 96 - len(margin), break_on_hyphens=False)
+    inside = textwrap.indent("\n".join(lines), margin + "    ").replace("~", " ")
+    return f"{margin}{head}{inside}\n{margin}{end}  # fmt: skip"
 
 
 if __name__ == "__main__":

@@ -37,14 +37,9 @@ def bitwise_xor(a: TensorLike, b: TensorLike, /) -> Tensor: ...
 def bitwise_left_shift(a: TensorLike, b: TensorLike, /) -> Tensor: ...
 def bitwise_right_shift(a: TensorLike, b: TensorLike, /) -> Tensor: ...
 def isclose(
-    a: TensorLike,
-    b: TensorLike,
-    /,
-    *,
-    rtol: float = 1e-05,
-    atol: float = 1e-08,
+    a: TensorLike, b: TensorLike, /, *, rtol: float = 1e-05, atol: float = 1e-08,
     equal_nan: bool = False,
-) -> Tensor: ...
+) -> Tensor: ...  # fmt: skip
 def where(condition: TensorLike, a: TensorLike, b: TensorLike, /) -> Tensor: ...
 
 BITS: dict[Any, Any]

@@ -172,11 +172,9 @@ class Methods:
         self, begin: int | Sequence[int], size: int | Sequence[int] | None = None
     ) -> Tensor: ...
     def pad(
-        self,
-        paddings: int | Sequence[tuple[int, int]],
-        mode: str = "constant",
+        self, paddings: int | Sequence[tuple[int, int]], mode: str = "constant",
         constant_value: complex = 0,
-    ) -> Tensor: ...
+    ) -> Tensor: ...  # fmt: skip
     def quantile(
         self, /, q: TensorLike, *, axis: Axis = None, keepdims: bool = False, method: str = "linear"
     ) -> Tensor: ...
@@ -238,7 +236,7 @@ class Methods:
     def relu(self, /) -> Tensor: ...
     def relu6(self, /) -> Tensor: ...
     def leaky_relu(self, /, alpha: float = 0.2) -> Tensor: ...
-    def prelu(self, alpha: Any, /) -> Any: ...
+    def prelu(self, alpha: TensorLike, /) -> Any: ...
     def elu(self, /) -> Tensor: ...
     def selu(self, /) -> Tensor: ...
     def sigmoid(self, /) -> Tensor: ...
@@ -251,26 +249,16 @@ class Methods:
         self, w: TensorLike, /, strides: Ints, pad: Padding, dilations: Ints = 1
     ) -> Tensor: ...
     def conv2d_transpose(
-        self,
-        w: TensorLike,
-        /,
-        output_shape: Sequence[int],
-        strides: Ints,
-        pad: Padding,
+        self, w: TensorLike, /, output_shape: Sequence[int], strides: Ints, pad: Padding,
         dilations: Ints = 1,
-    ) -> Tensor: ...
+    ) -> Tensor: ...  # fmt: skip
     def depthwise_conv2d(
         self, w: TensorLike, /, strides: Ints, pad: Padding, dilations: Ints = 1
     ) -> Tensor: ...
     def separable_conv2d(
-        self,
-        depthwise: TensorLike,
-        pointwise: TensorLike,
-        /,
-        strides: Ints,
-        pad: Padding,
+        self, depthwise: TensorLike, pointwise: TensorLike, /, strides: Ints, pad: Padding,
         dilations: Ints = 1,
-    ) -> Tensor: ...
+    ) -> Tensor: ...  # fmt: skip
     def resize_bilinear(
         self, /, size: Sequence[int], align_corners: bool = False, half_pixel_centers: bool = False
     ) -> Tensor: ...
@@ -284,33 +272,20 @@ class Methods:
         self, /, block_shape: Sequence[int], crops: Sequence[Sequence[int]]
     ) -> Tensor: ...
     def one_hot(
-        self,
-        /,
-        depth: int,
-        *,
-        on_value: complex = 1,
-        off_value: complex = 0,
-        axis: int = -1,
+        self, /, depth: int, *, on_value: complex = 1, off_value: complex = 0, axis: int = -1,
         dtype: DTypeLike | None = None,
-    ) -> Tensor: ...
+    ) -> Tensor: ...  # fmt: skip
     def batch_norm(
-        self,
-        mean: TensorLike,
-        variance: TensorLike,
-        offset: TensorLike | None = None,
-        scale: TensorLike | None = None,
-        epsilon: float = 0.001,
-    ) -> Tensor: ...
+        self, mean: TensorLike, variance: TensorLike, offset: TensorLike | None = None,
+        scale: TensorLike | None = None, epsilon: float = 0.001,
+    ) -> Tensor: ...  # fmt: skip
     def __array_ufunc__(
         self, ufunc: np.ufunc, method: str, *inputs: Any, **options: Any
     ) -> Any: ...
     def __array_function__(
-        self,
-        func: Callable[..., Any],
-        types: Sequence[type],
-        args: Sequence[Any],
+        self, func: Callable[..., Any], types: Sequence[type], args: Sequence[Any],
         kwargs: dict[str, Any],
-    ) -> Any: ...
+    ) -> Any: ...  # fmt: skip
     def max_pool(self, /, filter_size: Ints, strides: Ints, pad: Padding) -> Tensor: ...
     def avg_pool(self, /, filter_size: Ints, strides: Ints, pad: Padding) -> Tensor: ...
     def local_response_normalization(

@@ -13,13 +13,8 @@ from regrad.errors import GraphError
 from regrad.v1.graph.conversion import as_sizes, static_value
 from regrad.v1.graph.forms import one_op, shape_of, tensor
 from regrad.v1.graph.kinds import FLOATS, REALS
-from regrad.v1.graph.rows import TENSOR, define, plain_value, row
-
-__all__ = [
-    "atrous_conv2d", "avg_pool", "avg_pool3d", "conv1d", "conv2d", "conv2d_transpose", "conv3d",
-    "conv3d_transpose", "convolution", "depthwise_conv2d", "depthwise_conv2d_native", "max_pool",
-    "max_pool3d", "separable_conv2d",
-]  # fmt: skip
+from regrad.v1.graph.rows import TENSOR, define, listed, plain_value, row
+from regrad.v1.graph.tf_names import CONV, POOL
 
 # "SAME", "VALID", or for each axis a pair of numbers of zeros to add before and after.
 Padding = str | bytes | Sequence[Sequence[int]]
@@ -139,7 +134,11 @@ def _slide_apart(*row: Any, rate: Any, **options: Any) -> Any:
     return _slide(2, *row, strides=1, dilations=rate, **options)
 
 
-DEPTHWISE = "DepthwiseConv2dNative"
+CONV2D = f"Conv2D: * | {CONV} use_cudnn_on_gpu=yes"
+CONV3D = f"Conv3D: * | {CONV}"
+BACK2D = f"Conv2DBackpropInput: input_sizes=shape 1 0 | {CONV} use_cudnn_on_gpu=yes"
+BACK3D = f"Conv3DBackpropInputV2: input_sizes=shape 1 0 | {CONV}"
+DEPTHWISE = f"DepthwiseConv2dNative: * | {CONV}"
 
 
 @row(
@@ -161,7 +160,7 @@ def conv1d(
     """
 
 
-@row("tf.nn", "Conv2D", rg.nn.conv2d, FLOATS, call=partial(_slide, 2), filters="filter")
+@row("tf.nn", CONV2D, rg.nn.conv2d, FLOATS, call=partial(_slide, 2), filters="filter")
 def conv2d(
     input, filter=None, strides=None, padding=None, use_cudnn_on_gpu=True, data_format="NHWC",
     dilations=(1, 1, 1, 1), name=None, filters=None,
@@ -184,7 +183,7 @@ def conv2d(
     """
 
 
-@row("tf.nn", "Conv3D", rg.nn.conv3d, FLOATS, call=partial(_slide, 3), filters="filter")
+@row("tf.nn", CONV3D, rg.nn.conv3d, FLOATS, call=partial(_slide, 3), filters="filter")
 def conv3d(
     input, filter=None, strides=None, padding=None, data_format="NDHWC", dilations=(1, 1, 1, 1, 1),
     name=None, filters=None,
@@ -272,7 +271,7 @@ def separable_conv2d(
 
 
 @row(
-    "tf.nn", "Conv2DBackpropInput", rg.nn.conv2d_transpose, FLOATS, scope="conv2d_transpose",
+    "tf.nn", BACK2D, rg.nn.conv2d_transpose, FLOATS, scope="conv2d_transpose",
     call=partial(_slide_back, 2), input="value", filters="filter", output_shape=as_sizes,
 )  # fmt: skip
 def conv2d_transpose(
@@ -291,7 +290,7 @@ def conv2d_transpose(
 
 
 @row(
-    "tf.nn", "Conv3DBackpropInputV2", rg.nn.conv3d_transpose, FLOATS, scope="conv3d_transpose",
+    "tf.nn", BACK3D, rg.nn.conv3d_transpose, FLOATS, scope="conv3d_transpose",
     call=partial(_slide_back, 3), input="value", filters="filter", output_shape=as_sizes,
 )  # fmt: skip
 def conv3d_transpose(
@@ -348,14 +347,13 @@ def convolution(
 
 def _pooling(name: str, op_type: str, n: int, function: Callable[..., Any], kinds: str) -> Any:
     once, more = "[" * n, "]" * n
-    shown = f"{once}[[1.0], [3.0]]{more}"  # one row of two pixels
+    shown = f"{once}[[1.0], [3.0]]{more}", f"ksize=[{'1, ' * n}2, 1]", "strides=1"  # two pixels
     result = f"{once}[[{'3' if 'max' in name else '2'}.]]{more}"
-    window = "[" + "1, " * n + "2, 1]"
     return define(
         f"tf.nn.{name}(value=None, ksize=None, strides=None, padding=None, "
         f"data_format='{LAYOUTS[n][0]}', name=None, input=None)",
-        op_type, function, kinds, shown, f"ksize={window}", "strides=1", 'padding="VALID"', result,
-        doc=(function.__doc__ or "").partition("\n")[0], call=partial(_slide, n), input="value",
+        f"{op_type}: * | {POOL}", function, kinds, *shown, 'padding="VALID"', result,
+        call=partial(_slide, n), input="value",
     )  # fmt: skip
 
 
@@ -363,3 +361,4 @@ max_pool = _pooling("max_pool", "MaxPool", 2, rg.nn.max_pool, REALS)
 avg_pool = _pooling("avg_pool", "AvgPool", 2, rg.nn.avg_pool, FLOATS)
 max_pool3d = _pooling("max_pool3d", "MaxPool3D", 3, rg.nn.max_pool3d, REALS)
 avg_pool3d = _pooling("avg_pool3d", "AvgPool3D", 3, rg.nn.avg_pool3d, FLOATS)
+__all__ = listed(__name__, "convolution", "tf.nn")

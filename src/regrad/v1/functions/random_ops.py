@@ -30,6 +30,7 @@ from regrad.v1.functions import arrays, indexing
 from regrad.v1.graph.conversion import as_sizes, build, convert_to_tensor
 from regrad.v1.graph.graphs import current_graph, get_default_graph
 from regrad.v1.graph.tensors import Tensor, face
+from regrad.v1.graph.tf_names import declare
 
 __all__ = [
     "multinomial", "random_crop", "random_normal", "random_shuffle", "random_uniform",
@@ -116,7 +117,7 @@ KNOWN = np.ndarray, np.generic  # arrays of other types belong to a traced plan
 
 
 def _random_op(type: str, kernel: Callable[..., Any], inputs: str, attrs: str = "") -> Op:
-    """Make an op type. Its kernel receives the session's generator as the first argument."""
+    """Make an op from its declaration. Its kernel gets the session's generator first."""
 
     def draw(
         run: PlanRun,
@@ -130,12 +131,12 @@ def _random_op(type: str, kernel: Callable[..., Any], inputs: str, attrs: str = 
         return kernel(_source(run, seed, seed2, stream, region), *arrays, **attributes)
 
     attrs += " seed seed2 stream region"
-    return graph_op(type, draw, inputs, attrs, stateful=True)
+    return graph_op(str(declare(f"{type} seed seed2")), draw, inputs, attrs, stateful=True)
 
 
 def _noise(type: str, distribution: str) -> Op:
     kernel = lambda source, shape, dtype: source.draw(distribution, shape, dtype)  # noqa: E731
-    return _random_op(type, kernel, "", "shape dtype")
+    return _random_op(f"{type}: shape | dtype T=Tidx", kernel, "", "shape dtype")
 
 
 def _integers(
@@ -164,9 +165,11 @@ def _classes(
 NORMAL = _noise("RandomStandardNormal", "normal")
 TRUNCATED = _noise("TruncatedNormal", "truncated_normal")
 UNIFORM = _noise("RandomUniform", "uniform")
-INTEGERS = _random_op("RandomUniformInt", _integers, "minval maxval", "shape dtype")
-SHUFFLE = _random_op("RandomShuffle", _shuffle, "value")
-MULTINOMIAL = _random_op("Multinomial", _classes, "logits", "count dtype")
+_UNIFORM_INT = "RandomUniformInt: shape * | Tout=dtype T=Tidx"
+INTEGERS = _random_op(_UNIFORM_INT, _integers, "minval maxval", "shape dtype")
+SHUFFLE = _random_op("RandomShuffle: * | T", _shuffle, "value")
+_MULTINOMIAL = "Multinomial: * num_samples=count | T output_dtype"
+MULTINOMIAL = _random_op(_MULTINOMIAL, _classes, "logits", "count dtype")
 
 
 def _not_through_a_shuffle(dy: rg.Tensor) -> Any:

@@ -33,46 +33,28 @@ def noise(
 ) -> Tensor: ...
 def shape_attribute(shape: TensorLike) -> Any: ...
 def random_normal(
-    shape: TensorLike,
-    mean: TensorLike = 0.0,
-    stddev: TensorLike = 1.0,
-    dtype: dtypes.DTypeLike = ...,
-    seed: int | None = None,
-    name: str | None = None,
-) -> Tensor: ...
+    shape: TensorLike, mean: TensorLike = 0.0, stddev: TensorLike = 1.0,
+    dtype: dtypes.DTypeLike = ..., seed: int | None = None, name: str | None = None,
+) -> Tensor: ...  # fmt: skip
 def truncated_normal(
-    shape: TensorLike,
-    mean: TensorLike = 0.0,
-    stddev: TensorLike = 1.0,
-    dtype: dtypes.DTypeLike = ...,
-    seed: int | None = None,
-    name: str | None = None,
-) -> Tensor: ...
+    shape: TensorLike, mean: TensorLike = 0.0, stddev: TensorLike = 1.0,
+    dtype: dtypes.DTypeLike = ..., seed: int | None = None, name: str | None = None,
+) -> Tensor: ...  # fmt: skip
 def random_uniform(
-    shape: TensorLike,
-    minval: TensorLike = 0,
-    maxval: TensorLike = None,
-    dtype: dtypes.DTypeLike = ...,
-    seed: int | None = None,
-    name: str | None = None,
-) -> Tensor: ...
+    shape: TensorLike, minval: TensorLike = 0, maxval: TensorLike = None,
+    dtype: dtypes.DTypeLike = ..., seed: int | None = None, name: str | None = None,
+) -> Tensor: ...  # fmt: skip
 def random_shuffle(
     value: TensorLike, seed: int | None = None, name: str | None = None
 ) -> Tensor: ...
 def multinomial(
-    logits: TensorLike,
-    num_samples: TensorLike,
-    seed: int | None = None,
-    name: str | None = None,
+    logits: TensorLike, num_samples: TensorLike, seed: int | None = None, name: str | None = None,
     output_dtype: dtypes.DTypeLike | None = None,
-) -> Tensor: ...
+) -> Tensor: ...  # fmt: skip
 def categorical(
-    logits: TensorLike,
-    num_samples: TensorLike,
-    dtype: dtypes.DTypeLike | None = None,
-    seed: int | None = None,
-    name: str | None = None,
-) -> Tensor: ...
+    logits: TensorLike, num_samples: TensorLike, dtype: dtypes.DTypeLike | None = None,
+    seed: int | None = None, name: str | None = None,
+) -> Tensor: ...  # fmt: skip
 def random_crop(
     value: TensorLike, size: TensorLike, seed: int | None = None, name: str | None = None
 ) -> Tensor: ...

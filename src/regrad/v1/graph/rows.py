@@ -15,6 +15,7 @@ from regrad.v1.graph.conversion import as_sizes
 from regrad.v1.graph.forms import axes_of, one_op, renamed
 from regrad.v1.graph.kinds import ANY
 from regrad.v1.graph.row_docs import RowParts, complete
+from regrad.v1.graph.tf_names import declare
 
 MISSING, EITHER = inspect.Parameter.empty, inspect.Parameter.POSITIONAL_OR_KEYWORD
 TENSOR = object()  # the role of a tensor parameter that has a default
@@ -34,6 +35,55 @@ USUAL_ROLES: dict[str, Any] = {
     "reduction_indices": "axis", "dimension": "axis", "dim": "axis", "squeeze_dims": "axis",
     "keep_dims": "keepdims",
 }  # fmt: skip
+# Types of parameters by name, where the default does not show them.
+TYPES = {
+    "name": "str | None", "scope": "str | None", "loss_collection": "str | None",
+    "seed": "int | None", "op_seed": "int | None", "data_format": "str | None",
+    "keepdims": "bool | None", "keep_dims": "bool | None",
+    **dict.fromkeys(("inputs", "values", "t_list", "boundaries"), "Sequence[TensorLike]"),
+    **dict.fromkeys(("dtype", "out_type", "out_idx", "output_type"), "dtypes.DTypeLike"),
+}  # fmt: skip
+LISTED: dict[tuple[str, str], list[str]] = {}  # the names of rows, by module and place
+
+
+def listed(module: str, others: str = "", place: str = "tf") -> list[str]:
+    """Return the `__all__` of a module: the names of its rows at a place, and other names."""
+    return sorted({*LISTED[module, place], *others.split()})
+
+
+def written(place: str, op_types: str | None = None) -> Callable[[Any], Any]:
+    """Complete the signature of a function that handles its arguments itself.
+
+    The function is returned as it is. Its parameters get types by name and default.
+
+    Args:
+        place: The namespace of the function in TensorFlow's index.
+        op_types: The declaration of the op types that only this function makes; see `tf_names`.
+    """
+    declare(op_types)
+
+    def complete_types(function: Any) -> Any:
+        _list(place, function.__name__, function.__module__)
+        types = function.__annotations__
+        for p in inspect.signature(function).parameters.values():
+            types[p.name] = types.pop(p.name, None) or _type(p)
+        types["return"] = types.pop("return", "Any")
+        return function
+
+    return complete_types
+
+
+def _list(place: str, name: str, module: str) -> None:
+    LISTED.setdefault((module, place), []).append(name)
+
+
+def _type(p: inspect.Parameter, role: Any = None) -> str:
+    """Return the type of a parameter as text."""
+    found = TYPES.get(p.name)
+    if found is None:
+        simple = type(p.default) in (bool, int, float, str) and role in (None, bool, plain_value)
+        return type(p.default).__name__ if simple else "TensorLike"
+    return f"{found} | None" if p.default is None and not found.endswith("None") else found
 
 
 def define(
@@ -51,7 +101,8 @@ def define(
         declaration: The signature in TensorFlow's index. Parameters without a default are the
             tensors, in order. Parameters with a default are attributes, passed by keyword.
             `name=None` is appended unless the declaration has it.
-        op_type, function, kinds, same: See `one_op`.
+        op_type: The op type, with its declaration unless it is declared elsewhere; see `tf_names`.
+        function, kinds, same: See `one_op`.
         shows: An example: the arrays and keywords to pass, and the eager result, as its elements
             or as its repr.
         doc: The docstring. The default is the docstring of `function`, or only its first line if
@@ -78,7 +129,7 @@ def row(
 
     Args:
         place: The namespace of the function in TensorFlow's index.
-        op_type, kinds: See `one_op`.
+        op_type, kinds: See `define`.
         function: The function that computes the row, by default the decorated function.
         deferred: Whether the decorated function reads sizes; see `deferrable`.
         settings: See `_made`.
@@ -86,10 +137,10 @@ def row(
 
     def decorate(written: Callable[..., Any]) -> Callable[..., Any]:
         declared = inspect.signature(written).parameters
-        listed = [p.replace(annotation=MISSING) for p in declared.values()]
+        parameters = [p.replace(annotation=MISSING) for p in declared.values()]
         name = [] if "name" in declared else [inspect.Parameter("name", EITHER, default=None)]
         path, doc = f"{place}.{written.__name__}", written.__doc__ or ""
-        whole = path, inspect.Signature([*listed, *name]), written.__module__
+        whole = path, inspect.Signature([*parameters, *name]), written.__module__
         computes = function or (deferrable(written) if deferred else written)
         return _made(*whole, op_type, computes, doc, kinds=kinds, **settings)
 
@@ -111,7 +162,9 @@ def _made(
             converts the passed value to the attribute, the new name of a renamed parameter,
             `TENSOR`, or None for a parameter without effect.
     """
-    name, parameters = path.rpartition(".")[2], list(signature.parameters.values())
+    (place, _, name), op_type = path.rpartition("."), declare(op_type)
+    _list(place, name, module)
+    parameters = list(signature.parameters.values())
     places = {p.name: i for i, p in enumerate(parameters)}
     blank = [p.default for p in parameters]
     required, total, last = sum(value is MISSING for value in blank), len(places), places["name"]
@@ -155,6 +208,7 @@ def _made(
     given, idle = [parameters[i].name for i in tensors], {n for n in roles if roles[n] is None}
     settings = kinds, same, call is one_op, shows
     row = RowParts(path, op_type, default, list(places), given, dict(older), idle, *settings)
+    call_row.__annotations__ = {p.name: _type(p, roles.get(p.name)) for p in parameters}
     return _dress(call_row, name, signature, complete(doc, row), module)
 
 

@@ -472,7 +472,7 @@ class AdamOptimizer(_FormulaOptimizer):
         numbers = {"lr": learning_rate, "beta1": beta1, "beta2": beta2, "epsilon": epsilon}
         super().__init__(use_locking, name, {"m": 0.0, "v": 0.0}, numbers)
 
-    @update_op("ApplyAdam", states=3)
+    @update_op("ApplyAdam", states=3, attrs="use_nesterov=no")
     def op(xp: Any, var, m, v, beta1_power, beta2_power, lr, beta1, beta2, epsilon, grad):
         rate = lr * xp.sqrt(1 - beta2_power) / (1 - beta1_power)
         m = m + (grad - m) * (1 - beta1)
@@ -587,7 +587,7 @@ class AdagradOptimizer(_FormulaOptimizer):
         slots = {"accumulator": initial_accumulator_value}
         super().__init__(use_locking, name, slots, {"lr": learning_rate})
 
-    @update_op("ApplyAdagrad", states=2)
+    @update_op("ApplyAdagrad", states=2, attrs="update_slots=yes")
     def op(xp: Any, var, accum, lr, grad):
         accum = accum + grad * grad
         return var - lr * grad / xp.sqrt(accum), accum
