@@ -12,7 +12,7 @@ import inspect
 import re
 from typing import Any, NamedTuple
 
-from regrad.core.docstrings import Texts
+from regrad.core.docstrings import Texts, importing
 from regrad.core.registry import OPS
 
 INDENT = " " * 4
@@ -66,6 +66,7 @@ TEXTS = _Names({
     "weights": "A weight for each loss: a number, or a tensor of the rank of the losses.",
     "loss_collection": "The collection to add the result to, or None.",
     "reduction": "How losses are reduced; see `tf.losses.Reduction`.",
+    "scope": "The name scope.",
     "label_smoothing": "How far to move labels towards equal probabilities, 0 to 1.",
     "activation": "A function to apply to the result, or its name in `tf.nn`.",
     "use_bias": "Whether the layer adds a bias.",
@@ -123,7 +124,7 @@ def complete(doc: str, row: RowParts) -> str:
     kind = f"Op type: `{row.op_type}`." if row.op_type else "A composition."
     titles = [t for t in ("Args", "Returns", "Raises") if sections[t]]
     parts = [prose, *(f"{t}:\n{sections[t]}" for t in titles), f"{kind} Source: `{row.path}`."]
-    text = "\n\n".join([*parts, mark.strip("\n") + example] if mark else parts)
+    text = importing("\n\n".join([*parts, mark.strip("\n") + example] if mark else parts))
     return text.replace("\n", f"\n{INDENT}").replace(f"\n{INDENT}\n", "\n\n")
 
 

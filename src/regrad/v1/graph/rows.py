@@ -118,8 +118,9 @@ def define(
 
 
 def row(
-    place: str, op_type: str | None, function: Callable[..., Any] | Op | None = None,
-    kinds: str = ANY, deferred: bool = False, **settings: Any,
+    place: str, op_type: str | None = None, function: Callable[..., Any] | Op | None = None,
+    kinds: str = ANY, deferred: bool = False, then: Callable[..., None] | None = None,
+    **settings: Any,
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:  # fmt: skip
     """Make a TensorFlow function as `define` does, with a Python function as the declaration.
 
@@ -132,13 +133,17 @@ def row(
         op_type, kinds: See `define`.
         function: The function that computes the row, by default the decorated function.
         deferred: Whether the decorated function reads sizes; see `deferrable`.
+        then: A function with the last parameters, which several rows share.
         settings: See `_made`.
     """
 
     def decorate(written: Callable[..., Any]) -> Callable[..., Any]:
-        declared = inspect.signature(written).parameters
+        declared = {**inspect.signature(written).parameters}
+        if then is not None:
+            declared |= inspect.signature(then).parameters
         parameters = [p.replace(annotation=MISSING) for p in declared.values()]
-        name = [] if "name" in declared else [inspect.Parameter("name", EITHER, default=None)]
+        named = {"name", "scope"} & declared.keys()
+        name = [] if named else [inspect.Parameter("name", EITHER, default=None)]
         path, doc = f"{place}.{written.__name__}", written.__doc__ or ""
         whole = path, inspect.Signature([*parameters, *name]), written.__module__
         computes = function or (deferrable(written) if deferred else written)
@@ -156,7 +161,7 @@ def _made(
 
     Args:
         scope: The default name of the op. If it is empty, the default name is the declared
-            `name`, the op type or the function's name.
+            `name`, the op type or the function's name. Losses have a parameter `scope` for it.
         call: The function to call instead of `one_op`.
         roles: Roles of parameters that differ from `USUAL_ROLES`. A role is a function that
             converts the passed value to the attribute, the new name of a renamed parameter,
@@ -167,7 +172,8 @@ def _made(
     parameters = list(signature.parameters.values())
     places = {p.name: i for i, p in enumerate(parameters)}
     blank = [p.default for p in parameters]
-    required, total, last = sum(value is MISSING for value in blank), len(places), places["name"]
+    required, total = sum(value is MISSING for value in blank), len(places)
+    last = places["name" if "name" in places else "scope"]
     default = scope or blank[last] or op_type or name
     ordinary = {n: TENSOR if i < required else plain_value for n, i in places.items() if i != last}
     roles = {n: roles.get(n, USUAL_ROLES.get(n, role)) for n, role in ordinary.items()}
