@@ -298,7 +298,7 @@ def _options(scope=None, loss_collection=LOSSES, reduction=BY_NONZERO) -> None:
     """Declare the last parameters of most losses."""
 
 
-row_of = partial(row, "tf.losses", None)  # op type None: compositions
+row_of = partial(row, "tf.losses", None, returns="Tensor")  # op type None: compositions
 
 
 @row_of(rg.losses.absolute_difference, call=_of_predictions, then=_options)

@@ -117,13 +117,14 @@ def complete(doc: str, row: RowParts) -> str:
     doc = inspect.cleandoc(doc)
     prose, mark, example = (doc + _example(row)).partition("\n>>> ")
     sections = {title: text.rstrip("\n") for title, text in SECTION.findall(prose)}
-    prose = SECTION.sub("", prose).strip()
+    prose, _, more = re.sub(r"\n{3,}", "\n\n", SECTION.sub("", prose)).partition("\n\nSource: ")
     sections["Args"] = _arguments(row, sections.get("Args", ""))
     sections.setdefault("Returns", _results(row))
     sections.setdefault("Raises", _errors(row))
     kind = f"Op type: `{row.op_type}`." if row.op_type else "A composition."
     titles = [t for t in ("Args", "Returns", "Raises") if sections[t]]
-    parts = [prose, *(f"{t}:\n{sections[t]}" for t in titles), f"{kind} Source: `{row.path}`."]
+    source = f"{kind} Source: `{row.path}`" + (f";\n{more.strip()}" if more else ".")
+    parts = [prose.strip(), *(f"{t}:\n{sections[t]}" for t in titles), source]
     text = importing("\n\n".join([*parts, mark.strip("\n") + example] if mark else parts))
     return text.replace("\n", f"\n{INDENT}").replace(f"\n{INDENT}\n", "\n\n")
 
@@ -138,6 +139,8 @@ def _arguments(row: RowParts, own: str) -> str:
             lines.append(f"{name}: {said[name].rstrip()}")
         elif name == "name":
             lines.append(f"name: The name of the op in the graph, by default {row.default!r}.")
+        elif name in row.tensors and name in TEXTS:
+            lines.append(f"{name}: {TEXTS[name]}")
         elif name in row.tensors and not together:
             lines.append(f"{name}: A tensor or array{_holding(row)}, or a {_single(row)}.")
         elif name in row.tensors:

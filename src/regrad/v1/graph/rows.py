@@ -155,7 +155,8 @@ def row(
 def _made(
     path: str, signature: inspect.Signature, module: str, op_type: str | None,
     function: Callable[..., Any] | Op, doc: str, *, kinds: str, shows: tuple[str, ...] = (),
-    scope: str = "", same: bool = True, call: Callable[..., Any] = one_op, **roles: Role,
+    scope: str = "", same: bool = True, call: Callable[..., Any] = one_op, returns: str = "Any",
+    **roles: Role,
 ) -> Callable[..., Any]:  # fmt: skip
     """Make a row from its declaration.
 
@@ -163,6 +164,7 @@ def _made(
         scope: The default name of the op. If it is empty, the default name is the declared
             `name`, the op type or the function's name. Losses have a parameter `scope` for it.
         call: The function to call instead of `one_op`.
+        returns: The type of the result.
         roles: Roles of parameters that differ from `USUAL_ROLES`. A role is a function that
             converts the passed value to the attribute, the new name of a renamed parameter,
             `TENSOR`, or None for a parameter without effect.
@@ -214,7 +216,8 @@ def _made(
     given, idle = [parameters[i].name for i in tensors], {n for n in roles if roles[n] is None}
     settings = kinds, same, call is one_op, shows
     row = RowParts(path, op_type, default, list(places), given, dict(older), idle, *settings)
-    call_row.__annotations__ = {p.name: _type(p, roles.get(p.name)) for p in parameters}
+    types = {p.name: _type(p, roles.get(p.name)) for p in parameters}
+    call_row.__annotations__ = {**types, "return": returns}
     return _dress(call_row, name, signature, complete(doc, row), module)
 
 
