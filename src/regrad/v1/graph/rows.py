@@ -39,7 +39,7 @@ USUAL_ROLES: dict[str, Any] = {
 TYPES = {
     "name": "str | None", "scope": "str | None", "loss_collection": "str | None",
     "seed": "int | None", "op_seed": "int | None", "data_format": "str | None",
-    "keepdims": "bool | None", "keep_dims": "bool | None",
+    "accum_name": "str | None", "linear_name": "str | None", "keepdims": "bool | None", "keep_dims": "bool | None",
     **dict.fromkeys(("inputs", "values", "t_list", "boundaries"), "Sequence[TensorLike]"),
     **dict.fromkeys(("dtype", "out_type", "out_idx", "output_type"), "dtypes.DTypeLike"),
 }  # fmt: skip
@@ -71,6 +71,27 @@ def written(place: str, op_types: str | None = None) -> Callable[[Any], Any]:
         return function
 
     return complete_types
+
+
+def constructor(
+    declared: str, module: str, usual: str = "TensorLike", **scope: Any
+) -> Callable[..., None]:
+    """Make an `__init__` from declared arguments. It calls `_take` with all arguments by name.
+
+    Args:
+        declared: The arguments, such as `"learning_rate, name='SGD'"`.
+        module: The module of the class.
+        usual: The type of arguments whose name and default do not show it.
+        scope: Names that the declaration uses.
+    """
+    names = [argument.partition("=")[0].strip() for argument in declared.split(",")]
+    passed = ", ".join(f"{name}={name}" for name in names)
+    source = f"def __init__(self, {declared}):\n    self._take({passed})"
+    made = compiled("__init__", source, {"__name__": module, **scope}, lasting=True)
+    kinds, listed = {bool: "bool", str: "str", float: usual}, inspect.signature(made).parameters
+    types = {n: kinds.get(type(p.default)) or TYPES.get(n, usual) for n, p in listed.items()}
+    made.__annotations__ = {**types, "return": "None"}
+    return made
 
 
 def _list(place: str, name: str, module: str) -> None:

@@ -6,14 +6,13 @@ gradients are computed from the old values of the variables.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from regrad.core import containers
-from regrad.core.generated import define
 from regrad.core.registry import Op
 from regrad.core.tensor import Readable, TensorLike
 from regrad.errors import ArgumentError, GraphError, ShapeError
@@ -29,6 +28,7 @@ from regrad.v1.graph.graphs import (
     current_graph,
     get_default_graph,
 )
+from regrad.v1.graph.rows import constructor
 from regrad.v1.graph.tensors import IndexedSlices, Operation, Tensor, is_tensor
 from regrad.v1.graph.variables import Variable, assign_add, trainable_variables, variable_of
 from regrad.v1.training.updates import add_update, find_rows, update_op
@@ -302,19 +302,7 @@ def _check_pair(grad: TensorLike, var: Readable) -> tuple[Any, Variable]:
 # -- optimizers given by a formula -----------------------------------------------------------------
 
 
-def _takes(declared: str) -> Callable[..., None]:
-    """Make the constructor of a `_FormulaOptimizer` from its declaration."""
-    names = [argument.partition("=")[0].strip() for argument in declared.split(",")]
-    passed = ", ".join(f"{name}={name}" for name in names)
-    source = f"def __init__(self, {declared}):\n    self._take({passed})"
-    made = define("__init__", source, {"__name__": __name__}, lasting=True)
-    kinds = {bool: "bool", str: "str", type(None): "str | None"}
-    listed = inspect.signature(made).parameters.items()
-    types = {n: kinds.get(type(p.default), "Hyperparameter") for n, p in listed}
-    made.__annotations__ = {**types, "return": "None"}
-    return made
-
-
+_takes = partial(constructor, module=__name__, usual="Hyperparameter")
 # The arguments for inputs of ops that have other names.
 ARGUMENTS = {
     "lr": "learning_rate", "alpha": "learning_rate", "rho": "decay",
@@ -336,7 +324,8 @@ class _FormulaOptimizer(Optimizer):
     dense_only = False
 
     def __init_subclass__(cls, slots: Mapping[str, float | str] | None = None) -> None:
-        cls.slots = cls.slots if slots is None else slots
+        if slots is not None:
+            cls.slots, cls.__init__.__qualname__ = slots, f"{cls.__name__}.__init__"
 
     def _take(self, use_locking: bool, name: str, **given: Any) -> None:
         super().__init__(use_locking, name)
