@@ -23,7 +23,7 @@ HOLDS = {
 }  # fmt: skip
 
 
-class _Names(dict[str, str]):
+class Names(dict[str, str]):
     """Texts by name, or by a suffix of names such as `_initializer`."""
 
     def get(self, key: str, default: str = "") -> str:  # pyright: ignore
@@ -32,7 +32,7 @@ class _Names(dict[str, str]):
 
 
 # Descriptions of arguments by name, for functions that do not describe the argument themselves.
-TEXTS = _Names({
+TEXTS = Names({
     "axis": "The axis. It must be known when the graph is built.",
     "keepdims": "Keep the reduced axes, with size 1.",
     "dtype": "The dtype of the result.",

@@ -14,7 +14,7 @@ from regrad.v1 import dtypes
 from regrad.v1.graph.conversion import as_sizes
 from regrad.v1.graph.forms import axes_of, one_op, renamed
 from regrad.v1.graph.kinds import ANY
-from regrad.v1.graph.row_docs import RowParts, complete
+from regrad.v1.graph.row_docs import Names, RowParts, complete
 from regrad.v1.graph.tf_names import declare
 
 MISSING, EITHER = inspect.Parameter.empty, inspect.Parameter.POSITIONAL_OR_KEYWORD
@@ -36,13 +36,16 @@ USUAL_ROLES: dict[str, Any] = {
     "keep_dims": "keepdims",
 }  # fmt: skip
 # Types of parameters by name, where the default does not show them.
-TYPES = {
+TYPES = Names({
     "name": "str | None", "scope": "str | None", "loss_collection": "str | None",
     "seed": "int | None", "op_seed": "int | None", "data_format": "str | None",
-    "accum_name": "str | None", "linear_name": "str | None", "keepdims": "bool | None", "keep_dims": "bool | None",
+    "accum_name": "str | None", "linear_name": "str | None", "keepdims": "bool | None",
+    "keep_dims": "bool | None", "activation": "Function | str", "_initializer": "Initial",
+    "_regularizer": "Function", "_constraint": "Function", "reuse": "bool | AutoReuse | None",
     **dict.fromkeys(("inputs", "values", "t_list", "boundaries"), "Sequence[TensorLike]"),
     **dict.fromkeys(("dtype", "out_type", "out_idx", "output_type"), "dtypes.DTypeLike"),
-}  # fmt: skip
+})  # fmt: skip
+SHOWN = "int", "int | Sequence[int]", "str"  # annotations that belong to the signature
 LISTED: dict[tuple[str, str], list[str]] = {}  # the names of rows, by module and place
 
 
@@ -100,8 +103,10 @@ def _list(place: str, name: str, module: str) -> None:
 
 def _type(p: inspect.Parameter, role: Any = None) -> str:
     """Return the type of a parameter as text."""
+    if p.annotation in SHOWN:
+        return p.annotation
     found = TYPES.get(p.name)
-    if found is None:
+    if not found:
         simple = type(p.default) in (bool, int, float, str) and role in (None, bool, plain_value)
         return type(p.default).__name__ if simple else "TensorLike"
     return f"{found} | None" if p.default is None and not found.endswith("None") else found
@@ -162,7 +167,9 @@ def row(
         declared = {**inspect.signature(written).parameters}
         if then is not None:
             declared |= inspect.signature(then).parameters
-        parameters = [p.replace(annotation=MISSING) for p in declared.values()]
+        parameters = [
+            p if p.annotation in SHOWN else p.replace(annotation=MISSING) for p in declared.values()
+        ]
         named = {"name", "scope"} & declared.keys()
         name = [] if named else [inspect.Parameter("name", EITHER, default=None)]
         path, doc = f"{place}.{written.__name__}", written.__doc__ or ""
@@ -176,14 +183,15 @@ def row(
 def _made(
     path: str, signature: inspect.Signature, module: str, op_type: str | None,
     function: Callable[..., Any] | Op, doc: str, *, kinds: str, shows: tuple[str, ...] = (),
-    scope: str = "", same: bool = True, call: Callable[..., Any] = one_op, returns: str = "Any",
-    **roles: Role,
+    scope: str | None = "", same: bool = True, call: Callable[..., Any] = one_op,
+    returns: str = "Any", **roles: Role,
 ) -> Callable[..., Any]:  # fmt: skip
     """Make a row from its declaration.
 
     Args:
         scope: The default name of the op. If it is empty, the default name is the declared
-            `name`, the op type or the function's name. Losses have a parameter `scope` for it.
+            `name`, the op type or the function's name. Losses have a parameter `scope` for it. None
+            leaves the choice to `call`.
         call: The function to call instead of `one_op`.
         returns: The type of the result.
         roles: Roles of parameters that differ from `USUAL_ROLES`. A role is a function that
@@ -197,7 +205,7 @@ def _made(
     blank = [p.default for p in parameters]
     required, total = sum(value is MISSING for value in blank), len(places)
     last = places["name" if "name" in places else "scope"]
-    default = scope or blank[last] or op_type or name
+    default: Any = None if scope is None else scope or blank[last] or op_type or name
     ordinary = {n: TENSOR if i < required else plain_value for n, i in places.items() if i != last}
     roles = {n: roles.get(n, USUAL_ROLES.get(n, role)) for n, role in ordinary.items()}
     tensors = [places[n] for n, role in roles.items() if role is TENSOR]
