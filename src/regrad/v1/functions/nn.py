@@ -556,38 +556,42 @@ def bias_add(
     ...     print(sess.run(tf.nn.bias_add([[1.0, 2.0]], [10.0, 20.0])))
     [[11. 22.]]
     """
-    if data_format is not None and not data_format.startswith("N"):
+    data_format = data_format or "NHWC"
+    if not data_format.startswith("N"):
         raise GraphError(f"data_format must be 'NHWC' or 'NCHW' (N…C or NC…), got {data_format!r}")
-    first = (data_format or "").startswith("NC")
-    return one_op("BiasAdd", name or "BiasAdd", _add_bias, value, bias, first=first)
+    known = "NCHW" if data_format.startswith("NC") else "NHWC"
+    return one_op("BiasAdd", name, _add_bias, value, bias, data_format=known)
 
 
 @op("BiasAdd", broadcasts=True)
-def _bias_add(xp, a: TensorLike, b: TensorLike, /) -> rg.Tensor:
-    return a + b
+def _bias_add(xp, a: TensorLike, b: TensorLike, /, data_format: str = "NHWC") -> rg.Tensor:
+    return a + (xp.reshape(b, (-1, *[1] * (a.ndim - 2))) if data_format == "NCHW" else b)
 
 
 shape_form("BiasAdd")(lambda arguments, attrs: arguments[0].shape)
-
-
 gradient("BiasAdd", "a")(lambda dy: dy)
-gradient("BiasAdd", "b")(lambda dy: dy)
+
+
+@gradient("BiasAdd", "b")
+def _(dy: rg.Tensor, b_shape: Any, data_format: str) -> Any:
+    return rg.sum_to(rg.moveaxis(dy, 1, -1), b_shape) if data_format == "NCHW" else dy
 
 
 @deferrable
-def _add_bias(value: rg.Tensor, bias: rg.Tensor, first: bool) -> Any:
+def _add_bias(value: rg.Tensor, bias: rg.Tensor, data_format: str) -> Any:
+    first = data_format == "NCHW" and value.ndim > 0  # `ndim` needs a known rank
     shape, biases = value._data.shape, bias._data.shape  # `value.shape` needs a known rank
     if not isinstance(biases, UnknownRank):
         if len(biases) != 1:
             raise ShapeError(f"bias_add: Shape must be rank 1 but is rank {bias.ndim}: {biases}")
         if not isinstance(shape, UnknownRank) and differ(shape[1 if first else -1], biases[0]):
             raise ShapeError(f"bias_add: {biases[0]} biases for the channels of {shape}")
-    return _bias_add(value, rg.reshape(bias, (-1, *[1] * (value.ndim - 2))) if first else bias)
+    return _bias_add(value, bias, data_format=data_format)
 
 
 def _affine(x: rg.Tensor, weights: rg.Tensor, biases: rg.Tensor) -> rg.Tensor:
     """Return `matmul(x, weights) + biases`."""
-    return _add_bias(rg.matmul(x, weights), biases, False)
+    return _add_bias(rg.matmul(x, weights), biases, "NHWC")
 
 
 @row("tf.nn", "BiasAdd", _affine, FLOATS, scope="xw_plus_b")
