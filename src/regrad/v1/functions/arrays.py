@@ -21,16 +21,7 @@ from regrad.v1 import dtypes
 from regrad.v1.functions.math import cast
 from regrad.v1.functions.reductions import reduce_prod
 from regrad.v1.graph.conversion import as_sizes, constant, convert_to_tensor
-from regrad.v1.graph.forms import (
-    axes_of,
-    dtype_of,
-    is_eager,
-    one_op,
-    rank_of,
-    renamed,
-    scope,
-    shape_of,
-)
+from regrad.v1.graph.forms import axes_of, dtype_of, is_eager, one_op, rank_of, scope, shape_of
 from regrad.v1.graph.forms import tensor as as_tensor
 from regrad.v1.graph.graphs import current_graph
 from regrad.v1.graph.kinds import ANY
@@ -252,14 +243,12 @@ def reshape(tensor, shape):
     """
 
 
-@written("tf", "ExpandDims: * dim=axis | T Tdim")
+@row("tf", "ExpandDims: * dim=axis | T Tdim")
 def expand_dims(input, axis=None, name=None, dim=None):
     """Return the input with a new axis of size 1.
 
     Args:
-        input: A tensor or array, or a number.
         axis: The index of the new axis. A negative index counts from the end.
-        dim: The old name of `axis`.
 
     Returns:
         A tensor of the same elements, with one more axis.
@@ -268,16 +257,13 @@ def expand_dims(input, axis=None, name=None, dim=None):
         GraphError: the axis is missing.
         AxisError: the axis is out of range.
 
-    Op type: `ExpandDims`. Source: `tf.expand_dims`.
-
     >>> with tf.Graph().as_default():
     ...     print(tf.expand_dims(tf.zeros([2, 3]), 1).shape)
     (2, 1, 3)
     """
-    axis = axes_of(renamed("axis", axis, "dim", dim))
     if axis is None:
         raise GraphError("Must specify an axis argument to tf.expand_dims()")
-    return one_op("ExpandDims", name, rg.expand_dims, input, axis=axis)
+    return rg.expand_dims(input, axis)
 
 
 def _squeezed(axis: TensorLike) -> Any:

@@ -13,7 +13,7 @@ from regrad.errors import GraphError
 from regrad.v1.graph.conversion import as_sizes, static_value
 from regrad.v1.graph.forms import one_op, shape_of, tensor
 from regrad.v1.graph.kinds import FLOATS, REALS
-from regrad.v1.graph.rows import TENSOR, define, listed, plain_value, row
+from regrad.v1.graph.rows import TENSOR, define, listed, plain_value, row, written
 from regrad.v1.graph.tf_names import CONV, POOL
 
 # "SAME", "VALID", or for each axis a pair of numbers of zeros to add before and after.
@@ -141,10 +141,12 @@ BACK3D = f"Conv3DBackpropInputV2: input_sizes=shape 1 0 | {CONV}"
 DEPTHWISE = f"DepthwiseConv2dNative: * | {CONV}"
 
 
-@row(
-    "tf.nn", "Conv2D", _conv1d, FLOATS, scope="conv1d", call=_slide_1d, filters=TENSOR,
-    input="value",
-)  # fmt: skip
+slide2, slide3 = partial(_slide, 2), partial(_slide, 3)
+conv = partial(row, "tf.nn", kinds=FLOATS)
+adjoint = partial(conv, input="value", filters="filter", output_shape=as_sizes)
+
+
+@conv("Conv2D", _conv1d, scope="conv1d", call=_slide_1d, filters=TENSOR, input="value")
 def conv1d(
     value=None, filters=None, stride=None, padding=None, use_cudnn_on_gpu=None, data_format=None,
     name=None, input=None, dilations=None,
@@ -160,7 +162,7 @@ def conv1d(
     """
 
 
-@row("tf.nn", CONV2D, rg.nn.conv2d, FLOATS, call=partial(_slide, 2), filters="filter")
+@conv(CONV2D, rg.nn.conv2d, call=slide2, filters="filter")
 def conv2d(
     input, filter=None, strides=None, padding=None, use_cudnn_on_gpu=True, data_format="NHWC",
     dilations=(1, 1, 1, 1), name=None, filters=None,
@@ -183,7 +185,7 @@ def conv2d(
     """
 
 
-@row("tf.nn", CONV3D, rg.nn.conv3d, FLOATS, call=partial(_slide, 3), filters="filter")
+@conv(CONV3D, rg.nn.conv3d, call=slide3, filters="filter")
 def conv3d(
     input, filter=None, strides=None, padding=None, data_format="NDHWC", dilations=(1, 1, 1, 1, 1),
     name=None, filters=None,
@@ -199,10 +201,7 @@ def conv3d(
     """
 
 
-@row(
-    "tf.nn", "Conv2D", rg.nn.conv2d, FLOATS, scope="atrous_conv2d", call=_slide_apart,
-    rate=plain_value,
-)  # fmt: skip
+@conv("Conv2D", rg.nn.conv2d, scope="atrous_conv2d", call=_slide_apart, rate=plain_value)
 def atrous_conv2d(value, filters, rate, padding):
     """Return `conv2d` with dilated filters, in one op. TensorFlow rearranges the image instead.
 
@@ -215,10 +214,7 @@ def atrous_conv2d(value, filters, rate, padding):
     """
 
 
-@row(
-    "tf.nn", DEPTHWISE, rg.nn.depthwise_conv2d, FLOATS, scope="depthwise", call=partial(_slide, 2),
-    rate="dilations",
-)  # fmt: skip
+@conv(DEPTHWISE, rg.nn.depthwise_conv2d, scope="depthwise", call=slide2, rate="dilations")
 def depthwise_conv2d(
     input, filter, strides, padding, rate=None, name=None, data_format=None, dilations=None
 ):
@@ -236,7 +232,7 @@ def depthwise_conv2d(
     """
 
 
-@row("tf.nn", DEPTHWISE, rg.nn.depthwise_conv2d, FLOATS, call=partial(_slide, 2))
+@conv(DEPTHWISE, rg.nn.depthwise_conv2d, call=slide2)
 def depthwise_conv2d_native(
     input, filter, strides, padding, data_format="NHWC", dilations=(1, 1, 1, 1)
 ):
@@ -251,10 +247,7 @@ def depthwise_conv2d_native(
     """
 
 
-@row(
-    "tf.nn", "Conv2D", rg.nn.separable_conv2d, FLOATS, scope="separable_conv2d",
-    call=partial(_slide, 2), rate="dilations",
-)  # fmt: skip
+@conv("Conv2D", rg.nn.separable_conv2d, scope="separable_conv2d", call=slide2, rate="dilations")
 def separable_conv2d(
     input, depthwise_filter, pointwise_filter, strides, padding, rate=None, name=None,
     data_format=None, dilations=None,
@@ -270,10 +263,10 @@ def separable_conv2d(
     """
 
 
-@row(
-    "tf.nn", BACK2D, rg.nn.conv2d_transpose, FLOATS, scope="conv2d_transpose",
-    call=partial(_slide_back, 2), input="value", filters="filter", output_shape=as_sizes,
-)  # fmt: skip
+back2, back3 = partial(_slide_back, 2), partial(_slide_back, 3)
+
+
+@adjoint(BACK2D, rg.nn.conv2d_transpose, scope="conv2d_transpose", call=back2)
 def conv2d_transpose(
     value=None, filter=None, output_shape=None, strides=None, padding="SAME", data_format="NHWC",
     name=None, input=None, filters=None, dilations=None,
@@ -289,10 +282,7 @@ def conv2d_transpose(
     """
 
 
-@row(
-    "tf.nn", BACK3D, rg.nn.conv3d_transpose, FLOATS, scope="conv3d_transpose",
-    call=partial(_slide_back, 3), input="value", filters="filter", output_shape=as_sizes,
-)  # fmt: skip
+@adjoint(BACK3D, rg.nn.conv3d_transpose, scope="conv3d_transpose", call=back3)
 def conv3d_transpose(
     value, filter=None, output_shape=None, strides=None, padding="SAME", data_format="NDHWC",
     name=None, input=None, filters=None, dilations=None,
@@ -308,10 +298,10 @@ def conv3d_transpose(
     """
 
 
+@written("tf.nn")
 def convolution(
-    input: TensorLike, filter: TensorLike, padding: Padding, strides: TensorLike = None,
-    dilation_rate: TensorLike = None, name: str | None = None, data_format: str | None = None,
-) -> Any:  # fmt: skip
+    input, filter, padding, strides=None, dilation_rate=None, name=None, data_format=None
+):
     """Return `conv1d`, `conv2d` or `conv3d`, depending on the rank of the filter.
 
     Args:
@@ -361,4 +351,4 @@ max_pool = _pooling("max_pool", "MaxPool", 2, rg.nn.max_pool, REALS)
 avg_pool = _pooling("avg_pool", "AvgPool", 2, rg.nn.avg_pool, FLOATS)
 max_pool3d = _pooling("max_pool3d", "MaxPool3D", 3, rg.nn.max_pool3d, REALS)
 avg_pool3d = _pooling("avg_pool3d", "AvgPool3D", 3, rg.nn.avg_pool3d, FLOATS)
-__all__ = listed(__name__, "convolution", "tf.nn")
+__all__ = listed(__name__, place="tf.nn")

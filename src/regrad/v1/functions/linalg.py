@@ -18,15 +18,7 @@ from regrad.graph.deferred import deferrable
 from regrad.v1.functions.creation import eye as eye
 from regrad.v1.functions.math import cast
 from regrad.v1.graph.conversion import as_sizes
-from regrad.v1.graph.forms import (
-    axes_of,
-    dtype_of,
-    one_op,
-    rank_of,
-    renamed,
-    scope,
-    tensor,
-)
+from regrad.v1.graph.forms import axes_of, dtype_of, one_op, rank_of, renamed, scope, tensor
 from regrad.v1.graph.kinds import INEXACT, NUMBERS
 from regrad.v1.graph.rows import define, listed, row, written
 from regrad.v1.graph.tensors import is_tensor

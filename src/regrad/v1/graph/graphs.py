@@ -21,13 +21,7 @@ from regrad.core.rule import NoGradient, Rule
 from regrad.core.state import current
 from regrad.core.tape import rule_in_force
 from regrad.core.tensor import Readable, Tensor, TensorLike
-from regrad.errors import (
-    ArgumentError,
-    GraphError,
-    UnknownOpError,
-    UnusedOverrideWarning,
-    near,
-)
+from regrad.errors import ArgumentError, GraphError, UnknownOpError, UnusedOverrideWarning, near
 from regrad.graph.graph import INNERMOST, Node
 from regrad.inspection.drawings import Drawing
 from regrad.shapes.infer import Spec

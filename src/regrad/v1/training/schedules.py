@@ -20,16 +20,10 @@ from regrad.v1.graph.control import group
 from regrad.v1.graph.conversion import build, constant, convert_to_tensor
 from regrad.v1.graph.graphs import Graph, GraphKeys, current_graph, get_default_graph
 from regrad.v1.graph.open_sessions import Runs
-from regrad.v1.graph.rows import TENSOR, row, written
+from regrad.v1.graph.rows import TENSOR, listed, row, written
 from regrad.v1.graph.tensors import Operation, Tensor, is_tensor
 from regrad.v1.graph.variables import Variable, global_variables, trainable_variables
 from regrad.v1.training.variable_scopes import get_variable
-
-__all__ = [
-    "ExponentialMovingAverage", "assert_global_step", "cosine_decay", "create_global_step",
-    "exponential_decay", "get_global_step", "get_or_create_global_step", "global_step",
-    "inverse_time_decay", "natural_exp_decay", "piecewise_constant", "polynomial_decay",
-]  # fmt: skip
 
 Number = float | np.ndarray | Readable
 
@@ -496,3 +490,9 @@ class ExponentialMovingAverage:
             if v.op.name not in names:
                 found.setdefault(v.op.name, v)
         return found
+
+
+OTHERS = (
+    "assert_global_step create_global_step get_global_step get_or_create_global_step global_step"
+)
+__all__ = listed(__name__, f"{OTHERS} ExponentialMovingAverage", "tf.train")
