@@ -8,69 +8,48 @@ from regrad.core.op import TensorLike
 from regrad.v1 import dtypes
 from regrad.v1.graph.static_shapes import ShapeLike, TensorShape
 
-SAME: str
-
 def identity(input: TensorLike, name: str | None = None) -> Any:
     """Return x itself. A rule can be attached to this op."""
 
 def guarantee_const(input: TensorLike, name: str | None = None) -> Any: ...
 def stop_gradient(input: TensorLike, name: str | None = None) -> Any: ...
 def identity_n(input: Sequence[TensorLike], name: str | None = None) -> list[Any]: ...
-def convert_to_tensor_or_indexed_slices(
-    value: TensorLike, dtype: dtypes.DTypeLike | None = None, name: str | None = None
-) -> Any: ...
+def convert_to_tensor_or_indexed_slices(value: TensorLike, dtype: dtypes.DTypeLike | None = None,
+    name: str | None = None) -> Any: ...  # fmt: skip
 def shape(input: TensorLike, name: str | None = None, out_type: dtypes.DTypeLike = ...) -> Any: ...
 def rank(input: TensorLike, name: str | None = None) -> Any: ...
 def size(input: TensorLike, name: str | None = None, out_type: dtypes.DTypeLike = ...) -> Any: ...
 def dimension_tensor(size: int | Dim, name: str = "dimension") -> Any: ...
 def broadcast_static_shape(shape_x: ShapeLike, shape_y: ShapeLike) -> TensorShape: ...
 def reshape(tensor: TensorLike, shape: TensorLike, name: str | None = None) -> Any: ...
-def expand_dims(
-    input: TensorLike, axis: TensorLike = None, name: str | None = None, dim: TensorLike = None
-) -> Any: ...
-def squeeze(
-    input: TensorLike, axis: TensorLike = None, name: str | None = None,
-    squeeze_dims: TensorLike = None,
-) -> Any: ...  # fmt: skip
-def transpose(
-    a: TensorLike, perm: TensorLike = None, name: str | None = None, conjugate: bool = False
-) -> Any: ...
+def expand_dims(input: TensorLike, axis: TensorLike = None, name: str | None = None,
+    dim: TensorLike = None) -> Any: ...  # fmt: skip
+def squeeze(input: TensorLike, axis: TensorLike = None, name: str | None = None,
+    squeeze_dims: TensorLike = None) -> Any: ...  # fmt: skip
+def transpose(a: TensorLike, perm: TensorLike = None, name: str | None = None,
+    conjugate: bool = False) -> Any: ...  # fmt: skip
 def broadcast_to(input: TensorLike, shape: TensorLike, name: str | None = None) -> Any: ...
 def tile(input: TensorLike, multiples: TensorLike, name: str | None = None) -> Any: ...
 def reverse(tensor: TensorLike, axis: TensorLike, name: str | None = None) -> Any: ...
 def reverse_v2(tensor: TensorLike, axis: TensorLike, name: str | None = None) -> Any: ...
-def roll(
-    input: TensorLike, shift: TensorLike, axis: TensorLike, name: str | None = None
-) -> Any: ...
-def pad(
-    tensor: TensorLike, paddings: TensorLike, mode: str = "CONSTANT", name: str | None = None,
-    constant_values: TensorLike = 0,
-) -> Any: ...  # fmt: skip
+def roll(input: TensorLike, shift: TensorLike, axis: TensorLike, name: str | None = None) -> Any: ...  # fmt: skip
+def pad(tensor: TensorLike, paddings: TensorLike, mode: str = "CONSTANT", name: str | None = None,
+    constant_values: TensorLike = 0) -> Any: ...  # fmt: skip
 def concat(values: TensorLike, axis: TensorLike, name: str = "concat") -> Any: ...
 def stack(values: TensorLike, axis: int = 0, name: str = "stack") -> Any: ...
-def unstack(
-    value: TensorLike, num: TensorLike = None, axis: TensorLike = 0, name: str | None = "unstack"
-) -> Any: ...
-def split(
-    value: TensorLike, num_or_size_splits: TensorLike, axis: TensorLike = 0, num: TensorLike = None,
-    name: str | None = "split",
-) -> Any: ...  # fmt: skip
+def unstack(value: TensorLike, num: TensorLike = None, axis: TensorLike = 0,
+    name: str | None = "unstack") -> Any: ...  # fmt: skip
+def split(value: TensorLike, num_or_size_splits: TensorLike, axis: TensorLike = 0,
+    num: TensorLike = None, name: str | None = "split") -> Any: ...  # fmt: skip
 def meshgrid(*args: TensorLike, indexing: str = "xy", name: str = "meshgrid") -> list[Any]: ...
-
-TO_BATCH: str
-
-def space_to_batch_nd(
-    input: TensorLike, block_shape: TensorLike, paddings: TensorLike, name: str | None = None
-) -> Any: ...
-def batch_to_space_nd(
-    input: TensorLike, block_shape: TensorLike, crops: TensorLike, name: str | None = None
-) -> Any: ...
-def space_to_batch(
-    input: TensorLike, paddings: TensorLike, block_size: int, name: str | None = None
-) -> Any: ...
-def batch_to_space(
-    input: TensorLike, crops: TensorLike, block_size: int, name: str | None = None
-) -> Any: ...
+def space_to_batch_nd(input: TensorLike, block_shape: TensorLike, paddings: TensorLike,
+    name: str | None = None) -> Any: ...  # fmt: skip
+def batch_to_space_nd(input: TensorLike, block_shape: TensorLike, crops: TensorLike,
+    name: str | None = None) -> Any: ...  # fmt: skip
+def space_to_batch(input: TensorLike, paddings: TensorLike, block_size: int,
+    name: str | None = None) -> Any: ...  # fmt: skip
+def batch_to_space(input: TensorLike, crops: TensorLike, block_size: int,
+    name: str | None = None) -> Any: ...  # fmt: skip
 
 __all__ = [
     "batch_to_space", "batch_to_space_nd", "broadcast_static_shape", "broadcast_to", "concat",

@@ -141,12 +141,12 @@ BACK3D = f"Conv3DBackpropInputV2: input_sizes=shape 1 0 | {CONV}"
 DEPTHWISE = f"DepthwiseConv2dNative: * | {CONV}"
 
 
-slide2, slide3 = partial(_slide, 2), partial(_slide, 3)
-conv = partial(row, "tf.nn", kinds=FLOATS)
-adjoint = partial(conv, input="value", filters="filter", output_shape=as_sizes)
+_slide2, _slide3 = partial(_slide, 2), partial(_slide, 3)
+_conv = partial(row, "tf.nn", kinds=FLOATS)
+_adjoint = partial(_conv, input="value", filters="filter", output_shape=as_sizes)
 
 
-@conv("Conv2D", _conv1d, scope="conv1d", call=_slide_1d, filters=TENSOR, input="value")
+@_conv("Conv2D", _conv1d, scope="conv1d", call=_slide_1d, filters=TENSOR, input="value")
 def conv1d(
     value=None, filters=None, stride=None, padding=None, use_cudnn_on_gpu=None, data_format=None,
     name=None, input=None, dilations=None,
@@ -162,7 +162,7 @@ def conv1d(
     """
 
 
-@conv(CONV2D, rg.nn.conv2d, call=slide2, filters="filter")
+@_conv(CONV2D, rg.nn.conv2d, call=_slide2, filters="filter")
 def conv2d(
     input, filter=None, strides=None, padding=None, use_cudnn_on_gpu=True, data_format="NHWC",
     dilations=(1, 1, 1, 1), name=None, filters=None,
@@ -185,7 +185,7 @@ def conv2d(
     """
 
 
-@conv(CONV3D, rg.nn.conv3d, call=slide3, filters="filter")
+@_conv(CONV3D, rg.nn.conv3d, call=_slide3, filters="filter")
 def conv3d(
     input, filter=None, strides=None, padding=None, data_format="NDHWC", dilations=(1, 1, 1, 1, 1),
     name=None, filters=None,
@@ -201,7 +201,7 @@ def conv3d(
     """
 
 
-@conv("Conv2D", rg.nn.conv2d, scope="atrous_conv2d", call=_slide_apart, rate=plain_value)
+@_conv("Conv2D", rg.nn.conv2d, scope="atrous_conv2d", call=_slide_apart, rate=plain_value)
 def atrous_conv2d(value, filters, rate, padding):
     """Return `conv2d` with dilated filters, in one op. TensorFlow rearranges the image instead.
 
@@ -214,7 +214,7 @@ def atrous_conv2d(value, filters, rate, padding):
     """
 
 
-@conv(DEPTHWISE, rg.nn.depthwise_conv2d, scope="depthwise", call=slide2, rate="dilations")
+@_conv(DEPTHWISE, rg.nn.depthwise_conv2d, scope="depthwise", call=_slide2, rate="dilations")
 def depthwise_conv2d(
     input, filter, strides, padding, rate=None, name=None, data_format=None, dilations=None
 ):
@@ -232,7 +232,7 @@ def depthwise_conv2d(
     """
 
 
-@conv(DEPTHWISE, rg.nn.depthwise_conv2d, call=slide2)
+@_conv(DEPTHWISE, rg.nn.depthwise_conv2d, call=_slide2)
 def depthwise_conv2d_native(
     input, filter, strides, padding, data_format="NHWC", dilations=(1, 1, 1, 1)
 ):
@@ -247,7 +247,7 @@ def depthwise_conv2d_native(
     """
 
 
-@conv("Conv2D", rg.nn.separable_conv2d, scope="separable_conv2d", call=slide2, rate="dilations")
+@_conv("Conv2D", rg.nn.separable_conv2d, scope="separable_conv2d", call=_slide2, rate="dilations")
 def separable_conv2d(
     input, depthwise_filter, pointwise_filter, strides, padding, rate=None, name=None,
     data_format=None, dilations=None,
@@ -263,10 +263,10 @@ def separable_conv2d(
     """
 
 
-back2, back3 = partial(_slide_back, 2), partial(_slide_back, 3)
+_back2, _back3 = partial(_slide_back, 2), partial(_slide_back, 3)
 
 
-@adjoint(BACK2D, rg.nn.conv2d_transpose, scope="conv2d_transpose", call=back2)
+@_adjoint(BACK2D, rg.nn.conv2d_transpose, scope="conv2d_transpose", call=_back2)
 def conv2d_transpose(
     value=None, filter=None, output_shape=None, strides=None, padding="SAME", data_format="NHWC",
     name=None, input=None, filters=None, dilations=None,
@@ -282,7 +282,7 @@ def conv2d_transpose(
     """
 
 
-@adjoint(BACK3D, rg.nn.conv3d_transpose, scope="conv3d_transpose", call=back3)
+@_adjoint(BACK3D, rg.nn.conv3d_transpose, scope="conv3d_transpose", call=_back3)
 def conv3d_transpose(
     value, filter=None, output_shape=None, strides=None, padding="SAME", data_format="NDHWC",
     name=None, input=None, filters=None, dilations=None,

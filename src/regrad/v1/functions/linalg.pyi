@@ -5,17 +5,13 @@ from typing import Any, NamedTuple
 from regrad.core.op import TensorLike
 from regrad.v1.functions.creation import eye as eye
 
-def matmul(
-    a: TensorLike, b: TensorLike, transpose_a: bool = False, transpose_b: bool = False,
+def matmul(a: TensorLike, b: TensorLike, transpose_a: bool = False, transpose_b: bool = False,
     adjoint_a: bool = False, adjoint_b: bool = False, a_is_sparse: bool = False,
-    b_is_sparse: bool = False, name: str | None = None,
-) -> Any: ...  # fmt: skip
+    b_is_sparse: bool = False, name: str | None = None) -> Any: ...  # fmt: skip
 def tensordot(a: TensorLike, b: TensorLike, axes: TensorLike, name: str | None = None) -> Any: ...
 def einsum(equation: str, *inputs: TensorLike, name: str | None = None) -> Any: ...
 def cross(a: TensorLike, b: TensorLike, name: str | None = None) -> Any: ...
-def matrix_transpose(
-    a: TensorLike, name: str = "matrix_transpose", conjugate: bool = False
-) -> Any: ...
+def matrix_transpose(a: TensorLike, name: str = "matrix_transpose", conjugate: bool = False) -> Any: ...  # fmt: skip
 def adjoint(matrix: TensorLike, name: str | None = None) -> Any: ...
 def matrix_diag(diagonal: TensorLike, name: str | None = None) -> Any: ...
 def diag(diagonal: TensorLike, name: str | None = None) -> Any: ...
@@ -25,17 +21,12 @@ def matrix_set_diag(input: TensorLike, diagonal: TensorLike, name: str | None = 
 def set_diag(input: TensorLike, diagonal: TensorLike, name: str | None = None) -> Any: ...
 def tensor_diag(diagonal: TensorLike, name: str | None = None) -> Any: ...
 def tensor_diag_part(input: TensorLike, name: str | None = None) -> Any: ...
-def matrix_band_part(
-    input: TensorLike, num_lower: TensorLike, num_upper: TensorLike, name: str | None = None
-) -> Any: ...
-def band_part(
-    input: TensorLike, num_lower: TensorLike, num_upper: TensorLike, name: str | None = None
-) -> Any: ...
+def matrix_band_part(input: TensorLike, num_lower: int, num_upper: int,
+    name: str | None = None) -> Any: ...  # fmt: skip
+def band_part(input: TensorLike, num_lower: int, num_upper: int, name: str | None = None) -> Any: ...  # fmt: skip
 def trace(x: TensorLike, name: str | None = None) -> Any: ...
-def norm(
-    tensor: TensorLike, ord: Any = "euclidean", axis: TensorLike = None,
-    keepdims: bool | None = None, name: str | None = None, keep_dims: bool | None = None,
-) -> Any: ...  # fmt: skip
+def norm(tensor: TensorLike, ord: Any = "euclidean", axis: TensorLike = None,
+    keepdims: bool | None = None, name: str | None = None, keep_dims: bool | None = None) -> Any: ...  # fmt: skip
 def matrix_determinant(input: TensorLike, name: str | None = None) -> Any: ...
 def det(input: TensorLike, name: str | None = None) -> Any: ...
 
@@ -50,23 +41,17 @@ def logdet(matrix: TensorLike, name: str | None = None) -> Any: ...
 def matrix_inverse(input: TensorLike, adjoint: bool = False, name: str | None = None) -> Any: ...
 def inv(input: TensorLike, adjoint: bool = False, name: str | None = None) -> Any: ...
 def expm(input: TensorLike, name: str | None = None) -> Any: ...
-def matrix_solve(
-    matrix: TensorLike, rhs: TensorLike, adjoint: bool = False, name: str | None = None
-) -> Any: ...
-def solve(
-    matrix: TensorLike, rhs: TensorLike, adjoint: bool = False, name: str | None = None
-) -> Any: ...
+def matrix_solve(matrix: TensorLike, rhs: TensorLike, adjoint: bool = False,
+    name: str | None = None) -> Any: ...  # fmt: skip
+def solve(matrix: TensorLike, rhs: TensorLike, adjoint: bool = False,
+    name: str | None = None) -> Any: ...  # fmt: skip
 
 SOLVE: str
 
-def matrix_triangular_solve(
-    matrix: TensorLike, rhs: TensorLike, lower: bool = True, adjoint: bool = False,
-    name: str | None = None,
-) -> Any: ...  # fmt: skip
-def triangular_solve(
-    matrix: TensorLike, rhs: TensorLike, lower: bool = True, adjoint: bool = False,
-    name: str | None = None,
-) -> Any: ...  # fmt: skip
+def matrix_triangular_solve(matrix: TensorLike, rhs: TensorLike, lower: bool = True,
+    adjoint: bool = False, name: str | None = None) -> Any: ...  # fmt: skip
+def triangular_solve(matrix: TensorLike, rhs: TensorLike, lower: bool = True, adjoint: bool = False,
+    name: str | None = None) -> Any: ...  # fmt: skip
 def cholesky(input: TensorLike, name: str | None = None) -> Any: ...
 def cholesky_solve(chol: TensorLike, rhs: TensorLike, name: str | None = None) -> Any: ...
 
@@ -74,14 +59,8 @@ class Qr(NamedTuple):
     q: Any
     r: Any
 
-def svd(
-    tensor: TensorLike, full_matrices: bool = False, compute_uv: bool = True,
-    name: str | None = None,
-) -> Any: ...  # fmt: skip
-
-QR: str
-EIGH: str
-
+def svd(tensor: TensorLike, full_matrices: bool = False, compute_uv: bool = True,
+    name: str | None = None) -> Any: ...  # fmt: skip
 def qr(input: TensorLike, full_matrices: bool = False, name: str | None = None) -> Any:
     """Return Q, with orthonormal columns, and an upper triangular R with `Q @ R = input`."""
 

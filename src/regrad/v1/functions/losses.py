@@ -298,10 +298,10 @@ def _options(scope=None, loss_collection=LOSSES, reduction=BY_NONZERO) -> None:
     """Declare the last parameters of most losses."""
 
 
-row_of = partial(row, "tf.losses", None, returns="Tensor")  # op type None: compositions
+_loss = partial(row, "tf.losses", None, returns="Tensor")  # op type None: compositions
 
 
-@row_of(rg.losses.absolute_difference, call=_of_predictions, then=_options)
+@_loss(rg.losses.absolute_difference, call=_of_predictions, then=_options)
 def absolute_difference(labels, predictions, weights=1.0):
     """Return `abs(predictions - labels)`, weighted and reduced.
 
@@ -322,7 +322,7 @@ def absolute_difference(labels, predictions, weights=1.0):
     """
 
 
-@row_of(rg.losses.mean_squared_error, call=_of_predictions, then=_options)
+@_loss(rg.losses.mean_squared_error, call=_of_predictions, then=_options)
 def mean_squared_error(labels, predictions, weights=1.0):
     """Return `(predictions - labels) ** 2`, weighted and reduced.
 
@@ -343,7 +343,7 @@ def mean_squared_error(labels, predictions, weights=1.0):
     """
 
 
-@row_of(rg.losses.huber_loss, call=_of_predictions, then=_options)
+@_loss(rg.losses.huber_loss, call=_of_predictions, then=_options)
 def huber_loss(labels, predictions, weights=1.0, delta=1.0):
     """Return half the squared error, linear beyond an error of `delta`, weighted and reduced.
 
@@ -365,7 +365,7 @@ def huber_loss(labels, predictions, weights=1.0, delta=1.0):
     """
 
 
-@row_of(rg.losses.hinge_loss, call=_of_predictions, then=_options)
+@_loss(rg.losses.hinge_loss, call=_of_predictions, then=_options)
 def hinge_loss(labels, logits, weights=1.0):
     """Return `relu(1 - s * logits)`, weighted and reduced. s is `2 * labels - 1`.
 
@@ -386,7 +386,7 @@ def hinge_loss(labels, logits, weights=1.0):
     """
 
 
-@row_of(rg.losses.log_loss, call=_of_predictions, then=_options)
+@_loss(rg.losses.log_loss, call=_of_predictions, then=_options)
 def log_loss(labels, predictions, weights=1.0, epsilon=1e-7):
     """Return the cross entropy of labels and probabilities, weighted and reduced.
 
@@ -410,7 +410,7 @@ def log_loss(labels, predictions, weights=1.0, epsilon=1e-7):
     """
 
 
-@row_of(rg.losses.cosine_distance, call=_of_predictions, scope="cosine_distance_loss")
+@_loss(rg.losses.cosine_distance, call=_of_predictions, scope="cosine_distance_loss")
 def cosine_distance(
     labels, predictions, axis=None, weights=1.0, scope=None, loss_collection=LOSSES,
     reduction=BY_NONZERO, dim=None,
@@ -444,7 +444,7 @@ def _of_examples(_: None, scope: str, formula: Callable[..., Any], *xs: Any, **o
         return _compute(whole, formula, *xs, **options)
 
 
-@row_of(call=_of_examples)
+@_loss(call=_of_examples)
 def mean_pairwise_squared_error(
     labels: Any, predictions: Any, weights=1.0, scope=None, loss_collection=LOSSES
 ):
@@ -492,10 +492,10 @@ def _of_logits(
     return _compute(scope, formula, labels, *floats("logits", logits), **options)
 
 
-of_logits = partial(row_of, call=_of_logits, then=_options)
+_loss_of_logits = partial(_loss, call=_of_logits, then=_options)
 
 
-@of_logits(rg.losses.sigmoid_cross_entropy, scope="sigmoid_cross_entropy_loss")
+@_loss_of_logits(rg.losses.sigmoid_cross_entropy, scope="sigmoid_cross_entropy_loss")
 def sigmoid_cross_entropy(multi_class_labels, logits, weights=1.0, label_smoothing=0):
     """Return the cross entropy of probabilities and `sigmoid(logits)`, weighted and reduced.
 
@@ -516,7 +516,7 @@ def sigmoid_cross_entropy(multi_class_labels, logits, weights=1.0, label_smoothi
     """
 
 
-@of_logits(rg.losses.softmax_cross_entropy, scope="softmax_cross_entropy_loss")
+@_loss_of_logits(rg.losses.softmax_cross_entropy, scope="softmax_cross_entropy_loss")
 def softmax_cross_entropy(onehot_labels, logits, weights=1.0, label_smoothing=0):
     """Return the cross entropy of distributions and `softmax(logits)`, weighted and reduced.
 
@@ -552,7 +552,7 @@ def _of_classes(
     return _compute(scope, loss, labels, scores, weights=weights, **options)
 
 
-@row_of(call=_of_classes, then=_options, scope="sparse_softmax_cross_entropy_loss")
+@_loss(call=_of_classes, then=_options, scope="sparse_softmax_cross_entropy_loss")
 def sparse_softmax_cross_entropy(labels: rg.Tensor, logits: rg.Tensor, weights=1.0):
     """Return the cross entropy of classes and `softmax(logits)`, weighted and reduced.
 

@@ -473,7 +473,7 @@ def add_n(inputs: Sequence[TensorLike], name: str | None = None) -> Any:
 
 
 @written("tf")
-def accumulate_n(inputs, shape=None, tensor_dtype=None, name=None):
+def accumulate_n(inputs: Sequence[TensorLike], shape=None, tensor_dtype=None, name=None):
     """Return the sum of a list of tensors, like `add_n`.
 
     Args:

@@ -6,11 +6,6 @@ from typing import Any
 from regrad.core.op import TensorLike
 from regrad.v1 import dtypes
 
-SPECIAL: str
-PAIR: tuple[Any, ...]
-INTS: tuple[Any, ...]
-BITS: tuple[Any, ...]
-
 def abs(x: TensorLike, name: str | None = None) -> Any: ...
 def negative(x: TensorLike, name: str | None = None) -> Any:
     """Return `-x`."""
@@ -154,9 +149,6 @@ def logical_xor(x: TensorLike, y: TensorLike, name: str | None = None) -> Any: .
 def xlogy(x: TensorLike, y: TensorLike, name: str | None = None) -> Any: ...
 def xdivy(x: TensorLike, y: TensorLike, name: str | None = None) -> Any: ...
 def atan2(y: TensorLike, x: TensorLike, name: str | None = None) -> Any: ...
-
-QUOTIENTS: dict[Any, Any]
-
 def truediv(x: TensorLike, y: TensorLike, name: str | None = None) -> Any: ...
 def divide(x: TensorLike, y: TensorLike, name: str | None = None) -> Any: ...
 def div(x: TensorLike, y: TensorLike, name: str | None = None) -> Any: ...
@@ -165,16 +157,12 @@ def truncatediv(x: TensorLike, y: TensorLike, name: str | None = None) -> Any: .
 def truncatemod(x: TensorLike, y: TensorLike, name: str | None = None) -> Any: ...
 def scalar_mul(scalar: TensorLike, x: TensorLike, name: str | None = None) -> Any: ...
 def add_n(inputs: Sequence[TensorLike], name: str | None = None) -> Any: ...
-def accumulate_n(
-    inputs: Sequence[TensorLike], shape: TensorLike = None, tensor_dtype: TensorLike = None,
-    name: str | None = None,
-) -> Any: ...  # fmt: skip
-def clip_by_value(
-    t: TensorLike, clip_value_min: TensorLike, clip_value_max: TensorLike, name: str | None = None
-) -> Any: ...
-def where(
-    condition: TensorLike, x: TensorLike = None, y: Any = None, name: str | None = None
-) -> Any: ...
+def accumulate_n(inputs: Sequence[TensorLike], shape: TensorLike = None,
+    tensor_dtype: TensorLike = None, name: str | None = None) -> Any: ...  # fmt: skip
+def clip_by_value(t: TensorLike, clip_value_min: TensorLike, clip_value_max: TensorLike,
+    name: str | None = None) -> Any: ...  # fmt: skip
+def where(condition: TensorLike, x: TensorLike = None, y: Any = None,
+    name: str | None = None) -> Any: ...  # fmt: skip
 def cast(x: TensorLike, dtype: dtypes.DTypeLike, name: str | None = None) -> Any: ...
 def to_float(x: TensorLike, name: str | None = "ToFloat") -> Any:
     """Return x as float32."""

@@ -234,10 +234,10 @@ def _scale_and_shift(scope: str, y: Tensor, scale: Tensor, offset: Tensor) -> Te
     return build("AddV2", scope, rg.add, scaled, offset)
 
 
-normal = partial(row, "tf", "AddV2", call=_normal, returns="Tensor", shape=plain_value)
+_normal_row = partial(row, "tf", "AddV2", call=_normal, returns="Tensor", shape=plain_value)
 
 
-@normal(NORMAL, scope="random_normal")
+@_normal_row(NORMAL, scope="random_normal")
 def random_normal(
     shape, mean: TensorLike = 0.0, stddev: TensorLike = 1.0, dtype=dtypes.float32, seed=None
 ):
@@ -257,7 +257,7 @@ def random_normal(
     """
 
 
-@normal(TRUNCATED, scope="truncated_normal")
+@_normal_row(TRUNCATED, scope="truncated_normal")
 def truncated_normal(
     shape, mean: TensorLike = 0.0, stddev: TensorLike = 1.0, dtype=dtypes.float32, seed=None
 ):

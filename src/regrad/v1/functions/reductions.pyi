@@ -6,121 +6,82 @@ from typing import Any
 from regrad.core.op import TensorLike
 from regrad.v1 import dtypes
 
-REDUCED: str
-AXIS: str
-AXES: str
-SQUARE: str
-
-def reduce_sum(
-    input_tensor: TensorLike, axis: TensorLike = None, keepdims: bool | None = None,
-    name: str | None = None, reduction_indices: TensorLike = None, keep_dims: bool | None = None,
-) -> Any:  # fmt: skip
+def reduce_sum(input_tensor: TensorLike, axis: TensorLike = None, keepdims: bool | None = None,
+    name: str | None = None, reduction_indices: TensorLike = None,
+    keep_dims: bool | None = None) -> Any:  # fmt: skip
     """Return the sum over `axis` (all axes by default); 0 for no elements."""
 
 MEAN: Any
 
-def reduce_mean(
-    input_tensor: TensorLike, axis: TensorLike = None, keepdims: bool | None = None,
-    name: str | None = None, reduction_indices: TensorLike = None, keep_dims: bool | None = None,
-) -> Any:  # fmt: skip
+def reduce_mean(input_tensor: TensorLike, axis: TensorLike = None, keepdims: bool | None = None,
+    name: str | None = None, reduction_indices: TensorLike = None,
+    keep_dims: bool | None = None) -> Any:  # fmt: skip
     """Return the mean over `axis` (all axes by default); NaN for no elements."""
 
-def reduce_prod(
-    input_tensor: TensorLike, axis: TensorLike = None, keepdims: bool | None = None,
-    name: str | None = None, reduction_indices: TensorLike = None, keep_dims: bool | None = None,
-) -> Any:  # fmt: skip
+def reduce_prod(input_tensor: TensorLike, axis: TensorLike = None, keepdims: bool | None = None,
+    name: str | None = None, reduction_indices: TensorLike = None,
+    keep_dims: bool | None = None) -> Any:  # fmt: skip
     """Return the product over `axis` (all axes by default); 1 for no elements."""
 
-def reduce_max(
-    input_tensor: TensorLike, axis: TensorLike = None, keepdims: bool | None = None,
-    name: str | None = None, reduction_indices: TensorLike = None, keep_dims: bool | None = None,
-) -> Any:  # fmt: skip
+def reduce_max(input_tensor: TensorLike, axis: TensorLike = None, keepdims: bool | None = None,
+    name: str | None = None, reduction_indices: TensorLike = None,
+    keep_dims: bool | None = None) -> Any:  # fmt: skip
     """Return the largest element over `axis` (all axes by default)."""
 
-def reduce_min(
-    input_tensor: TensorLike, axis: TensorLike = None, keepdims: bool | None = None,
-    name: str | None = None, reduction_indices: TensorLike = None, keep_dims: bool | None = None,
-) -> Any:  # fmt: skip
+def reduce_min(input_tensor: TensorLike, axis: TensorLike = None, keepdims: bool | None = None,
+    name: str | None = None, reduction_indices: TensorLike = None,
+    keep_dims: bool | None = None) -> Any:  # fmt: skip
     """Return the smallest element over `axis` (all axes by default)."""
 
-def reduce_any(
-    input_tensor: TensorLike, axis: TensorLike = None, keepdims: bool | None = None,
-    name: str | None = None, reduction_indices: TensorLike = None, keep_dims: bool | None = None,
-) -> Any:  # fmt: skip
+def reduce_any(input_tensor: TensorLike, axis: TensorLike = None, keepdims: bool | None = None,
+    name: str | None = None, reduction_indices: TensorLike = None,
+    keep_dims: bool | None = None) -> Any:  # fmt: skip
     """Return whether any element over `axis` is true (not 0); False for no elements."""
 
-def reduce_all(
-    input_tensor: TensorLike, axis: TensorLike = None, keepdims: bool | None = None,
-    name: str | None = None, reduction_indices: TensorLike = None, keep_dims: bool | None = None,
-) -> Any:  # fmt: skip
+def reduce_all(input_tensor: TensorLike, axis: TensorLike = None, keepdims: bool | None = None,
+    name: str | None = None, reduction_indices: TensorLike = None,
+    keep_dims: bool | None = None) -> Any:  # fmt: skip
     """Return whether all elements over `axis` are true (not 0); True for no elements."""
 
-LOG_SUM: tuple[Any, ...]
-
-def reduce_logsumexp(
-    input_tensor: TensorLike, axis: TensorLike = None, keepdims: bool | None = None,
-    name: str | None = None, reduction_indices: TensorLike = None, keep_dims: bool | None = None,
-) -> Any:  # fmt: skip
+def reduce_logsumexp(input_tensor: TensorLike, axis: TensorLike = None, keepdims: bool | None = None,
+    name: str | None = None, reduction_indices: TensorLike = None,
+    keep_dims: bool | None = None) -> Any:  # fmt: skip
     """Return `log(sum(exp(x)))` over `axis` (all axes by default), without overflow."""
 
-def reduce_variance(
-    input_tensor: TensorLike, axis: TensorLike = None, keepdims: bool | None = None,
-    name: str | None = None, reduction_indices: TensorLike = None, keep_dims: bool | None = None,
-) -> Any:  # fmt: skip
+def reduce_variance(input_tensor: TensorLike, axis: TensorLike = None, keepdims: bool | None = None,
+    name: str | None = None, reduction_indices: TensorLike = None,
+    keep_dims: bool | None = None) -> Any:  # fmt: skip
     """Return the variance over `axis` (all axes by default)."""
 
-def reduce_std(
-    input_tensor: TensorLike, axis: TensorLike = None, keepdims: bool | None = None,
-    name: str | None = None, reduction_indices: TensorLike = None, keep_dims: bool | None = None,
-) -> Any:  # fmt: skip
+def reduce_std(input_tensor: TensorLike, axis: TensorLike = None, keepdims: bool | None = None,
+    name: str | None = None, reduction_indices: TensorLike = None,
+    keep_dims: bool | None = None) -> Any:  # fmt: skip
     """Return the standard deviation over `axis` (all axes by default), the square root of `var`."""
 
-def count_nonzero(
-    input_tensor: TensorLike, axis: TensorLike = None, keepdims: bool | None = None,
+def count_nonzero(input_tensor: TensorLike, axis: TensorLike = None, keepdims: bool | None = None,
     dtype: dtypes.DTypeLike = ..., name: str | None = None, reduction_indices: TensorLike = None,
-    keep_dims: bool | None = None,
-) -> Any: ...  # fmt: skip
-
-PLACE: str
-
-def argmax(
-    input: TensorLike, axis: TensorLike = None, name: str | None = None,
-    dimension: TensorLike = None, output_type: dtypes.DTypeLike = ...,
-) -> Any: ...  # fmt: skip
-def argmin(
-    input: TensorLike, axis: TensorLike = None, name: str | None = None,
-    dimension: TensorLike = None, output_type: dtypes.DTypeLike = ...,
-) -> Any: ...  # fmt: skip
-def cumsum(
-    x: TensorLike, axis: TensorLike = 0, exclusive: bool = False, reverse: bool = False,
-    name: str | None = None,
-) -> Any:  # fmt: skip
+    keep_dims: bool | None = None) -> Any: ...  # fmt: skip
+def argmax(input: TensorLike, axis: TensorLike = None, name: str | None = None,
+    dimension: TensorLike = None, output_type: dtypes.DTypeLike = ...) -> Any: ...  # fmt: skip
+def argmin(input: TensorLike, axis: TensorLike = None, name: str | None = None,
+    dimension: TensorLike = None, output_type: dtypes.DTypeLike = ...) -> Any: ...  # fmt: skip
+def cumsum(x: TensorLike, axis: TensorLike = 0, exclusive: bool = False, reverse: bool = False,
+    name: str | None = None) -> Any:  # fmt: skip
     """Return the running sums of the elements along `axis`."""
 
-def cumprod(
-    x: TensorLike, axis: TensorLike = 0, exclusive: bool = False, reverse: bool = False,
-    name: str | None = None,
-) -> Any:  # fmt: skip
+def cumprod(x: TensorLike, axis: TensorLike = 0, exclusive: bool = False, reverse: bool = False,
+    name: str | None = None) -> Any:  # fmt: skip
     """Return the running products of the elements along `axis`."""
 
-def sort(
-    values: Sequence[TensorLike], axis: TensorLike = -1, direction: TensorLike = "ASCENDING",
-    name: str | None = None,
-) -> Any: ...  # fmt: skip
-def argsort(
-    values: Sequence[TensorLike], axis: TensorLike = -1, direction: TensorLike = "ASCENDING",
-    stable: bool = False, name: str | None = None,
-) -> Any: ...  # fmt: skip
+def sort(values: Sequence[TensorLike], axis: TensorLike = -1, direction: TensorLike = "ASCENDING",
+    name: str | None = None) -> Any: ...  # fmt: skip
+def argsort(values: Sequence[TensorLike], axis: TensorLike = -1, direction: TensorLike = "ASCENDING",
+    stable: bool = False, name: str | None = None) -> Any: ...  # fmt: skip
 def invert_permutation(x: TensorLike, name: str | None = None) -> Any: ...
-
-SEGMENTS: str
-
-def unsorted_segment_sum(
-    data: TensorLike, segment_ids: TensorLike, num_segments: TensorLike, name: str | None = None
-) -> Any: ...
-def unsorted_segment_mean(
-    data: TensorLike, segment_ids: TensorLike, num_segments: TensorLike, name: str | None = None
-) -> Any: ...
+def unsorted_segment_sum(data: TensorLike, segment_ids: TensorLike, num_segments: TensorLike,
+    name: str | None = None) -> Any: ...  # fmt: skip
+def unsorted_segment_mean(data: TensorLike, segment_ids: TensorLike, num_segments: int,
+    name: str | None = None) -> Any: ...  # fmt: skip
 def segment_sum(data: TensorLike, segment_ids: TensorLike, name: str | None = None) -> Any: ...
 def segment_mean(data: TensorLike, segment_ids: TensorLike, name: str | None = None) -> Any: ...
 

@@ -267,14 +267,15 @@ class GraphOverrideScope(OverrideScope):
                 "a gradient_override_map scope can be entered only once; make a new one"
             )
         self._used = True
-        for key in [k for k in self._rules if isinstance(k, str) and is_never_made(k)]:
+        never = {k for k in self._rules if isinstance(k, str) and is_never_made(k)}
+        self._rules = {k: v for k, v in self._rules.items() if k not in never}
+        for key in sorted(never):
             if key not in self._marked:
                 warn_caller(
                     f"gradient_override_map: regrad.v1 never makes the op type {key!r} of "
                     "TensorFlow, so its rule has no effect. graph.summary() lists the op types of "
                     "a graph.", UnusedOverrideWarning, CARRIERS,
                 )  # fmt: skip
-            del self._rules[key]
         return (yield from super()._steps())
 
     def _fresh(self, rules: OpTypeMap) -> GraphOverrideScope:

@@ -42,7 +42,8 @@ TYPES = Names({
     "accum_name": "str | None", "linear_name": "str | None", "keepdims": "bool | None",
     "keep_dims": "bool | None", "activation": "Function | str", "_initializer": "Initial",
     "_regularizer": "Function", "_constraint": "Function", "reuse": "bool | AutoReuse | None",
-    **dict.fromkeys(("inputs", "values", "t_list", "boundaries"), "Sequence[TensorLike]"),
+    **dict.fromkeys(("values", "t_list", "boundaries"), "Sequence[TensorLike]"),
+    **dict.fromkeys(("weights", "mean", "stddev", "minval"), "TensorLike"),
     **dict.fromkeys(("dtype", "out_type", "out_idx", "output_type"), "dtypes.DTypeLike"),
 })  # fmt: skip
 SHOWN = "int", "int | Sequence[int]", "str"  # annotations that belong to the signature

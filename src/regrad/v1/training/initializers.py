@@ -70,7 +70,7 @@ class Initializer:
         raise NotImplementedError
 
 
-def initializer(declared: Callable[..., Any]) -> Any:
+def _initializer(declared: Callable[..., Any]) -> Any:
     """Make an initializer from a function of a shape and the arguments of the constructor."""
     _, *listed = inspect.signature(declared).parameters.values()
     arguments = [str(p.replace(annotation=p.empty)) for p in listed if p.name != "dtype"]
@@ -86,7 +86,7 @@ def initializer(declared: Callable[..., Any]) -> Any:
     return fill_in(Made, declared.__name__)
 
 
-@initializer
+@_initializer
 def Zeros(shape, dtype):
     """Zeros.
 
@@ -103,7 +103,7 @@ def Zeros(shape, dtype):
     return as_constant(np.zeros(shape, dtype.as_numpy_dtype), name="zeros")
 
 
-@initializer
+@_initializer
 def Ones(shape, dtype):
     """Ones.
 
@@ -120,7 +120,7 @@ def Ones(shape, dtype):
     return as_constant(np.ones(shape, dtype.as_numpy_dtype), name="ones")
 
 
-@initializer
+@_initializer
 def Constant(shape, value: TensorLike = 0, dtype=_FLOAT, verify_shape=False):
     """A constant value, or a list of values in order. The last value of the list is repeated.
 
@@ -139,7 +139,7 @@ def Constant(shape, value: TensorLike = 0, dtype=_FLOAT, verify_shape=False):
     return as_constant(value, dtype, shape, verify_shape=verify_shape)
 
 
-@initializer
+@_initializer
 def RandomUniform(shape, minval: TensorLike = 0, maxval=None, seed=None, dtype=_FLOAT):
     """Uniform numbers from `[minval, maxval)`.
 
@@ -160,7 +160,7 @@ def RandomUniform(shape, minval: TensorLike = 0, maxval=None, seed=None, dtype=_
     return random_ops.random_uniform(shape, minval, maxval, dtype, seed=seed)
 
 
-@initializer
+@_initializer
 def RandomNormal(shape, mean: TensorLike = 0.0, stddev: TensorLike = 1.0, seed=None, dtype=_FLOAT):
     """Normal numbers.
 
@@ -180,7 +180,7 @@ def RandomNormal(shape, mean: TensorLike = 0.0, stddev: TensorLike = 1.0, seed=N
     return random_ops.random_normal(shape, mean, stddev, dtype, seed=seed)
 
 
-@initializer
+@_initializer
 def TruncatedNormal(
     shape, mean: TensorLike = 0.0, stddev: TensorLike = 1.0, seed=None, dtype=_FLOAT
 ):
@@ -203,7 +203,7 @@ def TruncatedNormal(
     return random_ops.truncated_normal(shape, mean, stddev, dtype, seed=seed)
 
 
-@initializer
+@_initializer
 def VarianceScaling(
     shape, scale=1.0, mode="fan_in", distribution="truncated_normal", seed=None, dtype=_FLOAT
 ):
@@ -297,15 +297,15 @@ SOURCES = {
 }
 NORMAL = "truncated_normal"
 # GlorotUniform is the default of get_variable.
-GlorotUniform: Any = _scaling("GlorotUniform", "glorot_uniform_initializer", "uniform")
-GlorotNormal: Any = _scaling("GlorotNormal", "glorot_normal_initializer", NORMAL)
-HeUniform: Any = _scaling("HeUniform", "initializers.he_uniform", "uniform")
-HeNormal: Any = _scaling("HeNormal", "initializers.he_normal", NORMAL)
-LecunUniform: Any = _scaling("LecunUniform", "initializers.lecun_uniform", "uniform")
-LecunNormal: Any = _scaling("LecunNormal", "initializers.lecun_normal", NORMAL)
+GlorotUniform = _scaling("GlorotUniform", "glorot_uniform_initializer", "uniform")
+GlorotNormal = _scaling("GlorotNormal", "glorot_normal_initializer", NORMAL)
+HeUniform = _scaling("HeUniform", "initializers.he_uniform", "uniform")
+HeNormal = _scaling("HeNormal", "initializers.he_normal", NORMAL)
+LecunUniform = _scaling("LecunUniform", "initializers.lecun_uniform", "uniform")
+LecunNormal = _scaling("LecunNormal", "initializers.lecun_normal", NORMAL)
 
 
-@initializer
+@_initializer
 def UniformUnitScaling(shape, factor=1.0, seed=None, dtype=_FLOAT):
     """Uniform numbers that preserve the scale of the input.
 
@@ -326,7 +326,7 @@ def UniformUnitScaling(shape, factor=1.0, seed=None, dtype=_FLOAT):
     return random_ops.random_uniform(shape, -limit, limit, dtype, seed=seed)
 
 
-@initializer
+@_initializer
 def Orthogonal(shape, gain=1.0, seed=None, dtype=_FLOAT):
     """A matrix with orthonormal rows or columns, times `gain`. All axes but the last are merged.
 
@@ -358,7 +358,7 @@ def _orthonormal(noise: rg.Tensor, *, shape: tuple[int, ...], turned: bool, gain
     return gain * rg.reshape(rg.matrix_transpose(q) if turned else q, shape)
 
 
-@initializer
+@_initializer
 def Identity(shape, gain=1.0, dtype: Any = _FLOAT):
     """The identity matrix, times `gain`.
 
@@ -391,10 +391,10 @@ glorot_normal_initializer = glorot_normal = GlorotNormal
 uniform_unit_scaling_initializer = uniform_unit_scaling = UniformUnitScaling
 orthogonal_initializer = orthogonal = Orthogonal
 identity_initializer = identity = Identity
-he_uniform: Any = HeUniform
-he_normal: Any = HeNormal
-lecun_uniform: Any = LecunUniform
-lecun_normal: Any = LecunNormal
+he_uniform = HeUniform
+he_normal = HeNormal
+lecun_uniform = LecunUniform
+lecun_normal = LecunNormal
 __all__ = [
     name for name in dir() if name.endswith("_initializer") and name != "identity_initializer"
 ]

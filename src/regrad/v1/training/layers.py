@@ -83,8 +83,8 @@ def _weights(
     """Declare the last parameters of layers with weights."""
 
 
-layer_of = partial(row, "tf.layers", scope=None, returns="Tensor")
-weighted = layer_of(
+_layer = partial(row, "tf.layers", scope=None, returns="Tensor")
+_weighted_layer = _layer(
     call=_weighted, then=_weights, units=plain_value, filters=plain_value, kernel_size=plain_value
 )
 
@@ -111,7 +111,7 @@ def _repeat(value: TensorLike, n: int, what: str) -> list[int]:
 # -- layers with weights -------------------------------------------------------------------------
 
 
-@weighted
+@_weighted_layer
 def dense(inputs: Any, units: int) -> Any:
     """Return `activation(inputs @ kernel + bias)`, along the last axis.
 
@@ -183,13 +183,15 @@ def _conv_layer(layer_name: str, n: int) -> Callable[..., Tensor]:
         window = _repeat(kernel_size, n, "kernel_size")
         return [*window, _size(inputs, axis, layer_name), filters], filters, layout, linear
 
-    return weighted(fill_in(conv, layer_name, n=n, shape=[2, *[6] * n, 3], result=(2, *[6] * n, 8)))
+    return _weighted_layer(
+        fill_in(conv, layer_name, n=n, shape=[2, *[6] * n, 3], result=(2, *[6] * n, 8))
+    )
 
 
 conv1d, conv2d, conv3d = (_conv_layer(f"conv{n}d", n) for n in (1, 2, 3))
 
 
-@weighted
+@_weighted_layer
 def conv2d_transpose(
     inputs: Any, filters: int, kernel_size: int | Sequence[int],
     strides: int | Sequence[int] = (1, 1), padding="valid", data_format="channels_last",
@@ -468,7 +470,7 @@ def _pooling_layer(layer_name: str, n: int, function: Callable[..., Any]) -> Cal
     what = "largest elements" if layer_name.startswith("max") else "means"
     shown = {"shape": [2, *[6] * n, 3], "result": (2, *[3] * n, 3), "pool": function.__name__}
     made = fill_in(pooling, layer_name, what=what, **shown)
-    return layer_of(call=_pooled, pool_size=plain_value)(made)
+    return _layer(call=_pooled, pool_size=plain_value)(made)
 
 
 max_pooling2d = _pooling_layer("max_pooling2d", 2, nn.max_pool)

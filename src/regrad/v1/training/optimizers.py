@@ -327,8 +327,8 @@ class _FormulaOptimizer(Optimizer):
         if slots is not None:
             cls.slots, cls.__init__.__qualname__ = slots, f"{cls.__name__}.__init__"
 
-    def _take(self, use_locking: bool, name: str, **given: Any) -> None:
-        super().__init__(use_locking, name)
+    def _take(self, **given: Any) -> None:
+        super().__init__(given.pop("use_locking"), given.pop("name"))
         self._fills = {k: given[v] if isinstance(v, str) else v for k, v in self.slots.items()}
         inputs = [i.name for i in self.op.inputs]
         self._names = {n: n if n in given else ARGUMENTS.get(n, n) for n in inputs}
@@ -533,8 +533,8 @@ class RMSPropOptimizer(_FormulaOptimizer, slots={"rms": 1.0, "momentum": 0.0}):
         "name='RMSProp'"
     )
 
-    def _take(self, centered: bool, **given: Any) -> None:
-        if centered:
+    def _take(self, **given: Any) -> None:
+        if given.pop("centered"):
             self.slots, self.op = {"mg": 0.0, **self.slots}, self.centered_op
         super()._take(**given)
 
@@ -581,12 +581,10 @@ class AdagradOptimizer(_FormulaOptimizer, slots={"accumulator": "initial_accumul
         "learning_rate, initial_accumulator_value=0.1, use_locking=False, name='Adagrad'"
     )
 
-    def _take(self, initial_accumulator_value: float, **given: Any) -> None:
-        if initial_accumulator_value <= 0.0:
-            raise GraphError(
-                f"initial_accumulator_value must be positive: {initial_accumulator_value}"
-            )
-        super()._take(initial_accumulator_value=initial_accumulator_value, **given)
+    def _take(self, **given: Any) -> None:
+        if (value := given["initial_accumulator_value"]) <= 0.0:
+            raise GraphError(f"initial_accumulator_value must be positive: {value}")
+        super()._take(**given)
 
     @update_op("ApplyAdagrad", states=2, attrs="update_slots=yes")
     def op(xp: Any, var, accum, lr, grad):

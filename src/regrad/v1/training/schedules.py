@@ -188,10 +188,10 @@ def _periods(step: TensorLike, steps: TensorLike, staircase: bool) -> Any:
     return tf_math.floor(step / steps) if staircase else step / steps
 
 
-schedule = partial(row, "tf.train", call=_decay, returns="Tensor")
+_schedule = partial(row, "tf.train", call=_decay, returns="Tensor")
 
 
-@schedule(scope="ExponentialDecay")
+@_schedule(scope="ExponentialDecay")
 def exponential_decay(learning_rate, global_step, decay_steps, decay_rate: Any, staircase=False):
     """Return `learning_rate * decay_rate ** (global_step / decay_steps)`.
 
@@ -216,7 +216,7 @@ def exponential_decay(learning_rate, global_step, decay_steps, decay_rate: Any, 
     return tf_math.multiply, learning_rate, power
 
 
-@schedule(scope="NaturalExpDecay")
+@_schedule(scope="NaturalExpDecay")
 def natural_exp_decay(learning_rate, global_step, decay_steps, decay_rate: Any, staircase=False):
     """Return `learning_rate * exp(-decay_rate * global_step / decay_steps)`.
 
@@ -240,7 +240,7 @@ def natural_exp_decay(learning_rate, global_step, decay_steps, decay_rate: Any, 
     return tf_math.multiply, learning_rate, tf_math.exp(exponent)
 
 
-@schedule(scope="InverseTimeDecay")
+@_schedule(scope="InverseTimeDecay")
 def inverse_time_decay(learning_rate, global_step, decay_steps, decay_rate: Any, staircase=False):
     """Return `learning_rate / (1 + decay_rate * global_step / decay_steps)`.
 
@@ -265,7 +265,7 @@ def inverse_time_decay(learning_rate, global_step, decay_steps, decay_rate: Any,
     return tf_math.divide, learning_rate, grown
 
 
-@schedule(scope="PolynomialDecay", end_learning_rate=TENSOR, power=TENSOR)
+@_schedule(scope="PolynomialDecay", end_learning_rate=TENSOR, power=TENSOR)
 def polynomial_decay(
     learning_rate: Any, global_step: Any, decay_steps: Any, end_learning_rate=0.0001, power=1.0,
     cycle=False,
@@ -303,7 +303,7 @@ def polynomial_decay(
     return tf_math.add, (learning_rate - end) * (1.0 - step / steps) ** power, end
 
 
-@schedule(scope="CosineDecay", alpha=TENSOR)
+@_schedule(scope="CosineDecay", alpha=TENSOR)
 def cosine_decay(learning_rate, global_step, decay_steps, alpha=0.0):
     """Return a rate that falls along half a cosine wave, to `alpha * learning_rate`.
 
