@@ -310,11 +310,12 @@ def broadcast_to(input, shape):
     """
 
 
-@row("tf", "Tile: * multiples=repetitions | T Tmultiples", multiples=as_sizes)
-def tile(input, multiples):
+@written("tf", "Tile: * multiples=repetitions | T Tmultiples")
+def tile(input: TensorLike, multiples: TensorLike, name: str | None = None) -> Any:
     """Return the input repeated along each axis.
 
     Args:
+        input: A tensor or array.
         multiples: The number of repetitions, one number for each axis.
 
     Returns:
@@ -323,14 +324,16 @@ def tile(input, multiples):
     Raises:
         ShapeError: `multiples` does not have one number per axis.
 
-    >>> import regrad as rg
-    >>> import regrad.v1 as tf
-    >>> tf.tile(rg.asarray([1, 2]), multiples=[2])
-    Tensor([1, 2, 1, 2], dtype=int64)
+    Op type: `Tile`. Source: `tf.tile`.
+
+    >>> with tf.Graph().as_default(), tf.Session() as sess:
+    ...     print(sess.run(tf.tile([1, 2], [2])))
+    [1 2 1 2]
     """
-    if rank_of(input) not in (None, len(multiples)):
-        raise ShapeError(f"tile: expected one multiple per axis of {input}, got {multiples}")
-    return rg.tile(input, multiples)
+    x, counts = as_tensor(input), as_sizes(multiples)
+    if rank_of(x) not in (None, len(counts)):
+        raise ShapeError(f"tile: expected one multiple per axis of {x}, got {counts}")
+    return one_op("Tile", name, lambda x: rg.tile(x, counts), x)
 
 
 @row("tf", "ReverseV2: * axis=all_axes | T Tidx", rg.flip)

@@ -39,7 +39,6 @@ def _keep_dtype(
     """
     x = tensor(x)
     dtype = dtype_of(x)
-    name = name or str(op_type)
     if dtype.kind not in "iu" or (function is not rg.mean and dtype.itemsize == 8):
         return one_op(op_type, name, function, x, **options)
     with scope(name, x) as whole:
