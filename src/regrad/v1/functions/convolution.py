@@ -92,7 +92,10 @@ def _channels_first(function: Callable[..., Any], n: int) -> Callable[..., Any]:
 
 
 # Arguments of windows: TensorFlow's names and regrad's names.
-WINDOWS = {"ksize": "filter_size", "strides": "strides", "dilations": "dilations"}
+WINDOWS = {
+    "ksize": "filter_size", "strides": "strides", "stride": "strides", "dilations": "dilations",
+    "rate": "dilations",
+}  # fmt: skip
 
 
 def _slide(
@@ -100,7 +103,7 @@ def _slide(
     padding: Padding, data_format: str | None = None, **attrs: Any,
 ) -> Any:  # fmt: skip
     """Call `one_op` with TensorFlow's arguments for n spatial axes. This is a `call` of rows."""
-    last = channels_last(data_format, n)
+    last, attrs = channels_last(data_format, n), {"strides": 1, **attrs}
     for given, taken in WINDOWS.items():
         if given in attrs:
             value = attrs.pop(given)
@@ -126,14 +129,6 @@ def _conv1d(
     return rg.nn.conv1d(x, w, strides[0], pad, dilations[0])
 
 
-def _slide_1d(*row: Any, stride: Any, **options: Any) -> Any:
-    return _slide(1, *row, strides=stride, **options)
-
-
-def _slide_apart(*row: Any, rate: Any, **options: Any) -> Any:
-    return _slide(2, *row, strides=1, dilations=rate, **options)
-
-
 CONV2D = f"Conv2D: * | {CONV} use_cudnn_on_gpu=yes"
 CONV3D = f"Conv3D: * | {CONV}"
 BACK2D = f"Conv2DBackpropInput: input_sizes=shape 1 0 | {CONV} use_cudnn_on_gpu=yes"
@@ -146,7 +141,7 @@ _conv = partial(row, "tf.nn", kinds=FLOATS)
 _adjoint = partial(_conv, input="value", filters="filter", output_shape=as_sizes)
 
 
-@_conv("Conv2D", _conv1d, scope="conv1d", call=_slide_1d, filters=TENSOR, input="value")
+@_conv("Conv2D", _conv1d, scope="conv1d", call=partial(_slide, 1), filters=TENSOR, input="value")
 def conv1d(
     value=None, filters=None, stride=None, padding=None, use_cudnn_on_gpu=None, data_format=None,
     name=None, input=None, dilations=None,
@@ -201,7 +196,7 @@ def conv3d(
     """
 
 
-@_conv("Conv2D", rg.nn.conv2d, scope="atrous_conv2d", call=_slide_apart, rate=plain_value)
+@_conv("Conv2D", rg.nn.conv2d, scope="atrous_conv2d", call=_slide2, rate=plain_value)
 def atrous_conv2d(value, filters, rate, padding):
     """Return `conv2d` with dilated filters, in one op. TensorFlow rearranges the image instead.
 

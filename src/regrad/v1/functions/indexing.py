@@ -13,14 +13,7 @@ from regrad.core.op import TensorLike
 from regrad.core.tensor import Tensor
 from regrad.errors import ArgumentError, GraphError, IndexRangeError
 from regrad.v1 import dtypes
-from regrad.v1.functions.arrays import (
-    concat,
-    dimension_tensor,
-    reshape,
-    squeeze,
-    stack,
-    stop_gradient,
-)
+from regrad.v1.functions.arrays import concat, dimension_tensor, reshape, squeeze, stack
 from regrad.v1.functions.creation import ones_like
 from regrad.v1.functions.math import add, cast, maximum, not_equal, subtract, to_int64, where
 from regrad.v1.functions.reductions import argsort, cumsum, invert_permutation, reduce_max, sort
@@ -342,7 +335,7 @@ def unique(x, out_idx=dtypes.int32, name=None) -> Unique:
     ([7, 3], [0, 1, 0])
     """
     with scope(name or "Unique", x):
-        x = stop_gradient(x)
+        x = one_op("StopGradient", None, rg.stop_gradient, x)
         order = argsort(x, stable=True)
         ordered = gather(x, order)
         first = ones_like(ordered[:1], dtypes.bool)

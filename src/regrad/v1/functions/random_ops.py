@@ -117,15 +117,9 @@ def _random_op(type: str, kernel: Callable[..., Any], inputs: str, attrs: str = 
     """Make an op from its declaration. Its kernel gets the session's generator first."""
 
     def draw(
-        run: PlanRun,
-        *arrays: Any,
-        seed: int,
-        seed2: int,
-        stream: int,
-        region: bool,
-        **attributes: Any,
+        run: PlanRun, *arrays: Any, seed: int, seed2: int, stream: int, region: bool, **options: Any
     ) -> np.ndarray:
-        return kernel(_source(run, seed, seed2, stream, region), *arrays, **attributes)
+        return kernel(_source(run, seed, seed2, stream, region), *arrays, **options)
 
     attrs += " seed seed2 stream region"
     return graph_op(str(declare(f"{type} seed seed2")), draw, inputs, attrs, stateful=True)

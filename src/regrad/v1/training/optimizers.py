@@ -21,13 +21,7 @@ from regrad.v1.functions.math import cast
 from regrad.v1.graph.control import group
 from regrad.v1.graph.conversion import constant, convert_to_tensor
 from regrad.v1.graph.gradients import gradients
-from regrad.v1.graph.graphs import (
-    Graph,
-    GraphKeys,
-    control_dependencies,
-    current_graph,
-    get_default_graph,
-)
+from regrad.v1.graph.graphs import Graph, GraphKeys, current_graph, get_default_graph
 from regrad.v1.graph.rows import constructor
 from regrad.v1.graph.tensors import IndexedSlices, Operation, Tensor, is_tensor
 from regrad.v1.graph.variables import Variable, assign_add, trainable_variables, variable_of
@@ -160,7 +154,7 @@ class Optimizer:
             if global_step is None:
                 step = self._finish(updates, scope)
             else:
-                with control_dependencies([self._finish(updates, "update")]):
+                with graph.control_dependencies([self._finish(updates, "update")]):
                     step = assign_add(global_step, 1, name=scope)
         step = step if isinstance(step, Operation) else step.op
         get_default_graph().add_to_collection(GraphKeys.TRAIN_OP, step)
@@ -168,13 +162,14 @@ class Optimizer:
 
     def _update(self, grad: Tensor, var: Variable) -> Operation | Tensor:
         """Return the op that changes a variable, and applies its constraint."""
-        with current_graph().name_scope(f"update_{var.op.name}"):
+        graph = current_graph()
+        with graph.name_scope(f"update_{var.op.name}"):
             update = self._apply_rows(grad, var)
             if update is None:
                 update = self._apply_dense(grad, var)
             if var.constraint is None:
                 return update
-            with control_dependencies([update]):
+            with graph.control_dependencies([update]):
                 return var.assign(var.constraint(var.read_value()))
 
     def _assert_floats(self, tensors: Iterable[Tensor | Variable]) -> None:
