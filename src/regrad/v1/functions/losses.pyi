@@ -51,10 +51,10 @@ def cosine_distance(labels: TensorLike, predictions: TensorLike, axis: TensorLik
 def mean_pairwise_squared_error(labels: TensorLike, predictions: TensorLike, weights: TensorLike = 1.0,
     scope: str | None = None, loss_collection: str | None = "losses") -> Tensor: ...  # fmt: skip
 def sigmoid_cross_entropy(multi_class_labels: TensorLike, logits: TensorLike, weights: TensorLike = 1.0,
-    label_smoothing: int = 0, scope: str | None = None, loss_collection: str | None = "losses",
+    label_smoothing: float = 0, scope: str | None = None, loss_collection: str | None = "losses",
     reduction: str = "weighted_sum_by_nonzero_weights") -> Tensor: ...  # fmt: skip
 def softmax_cross_entropy(onehot_labels: TensorLike, logits: TensorLike, weights: TensorLike = 1.0,
-    label_smoothing: int = 0, scope: str | None = None, loss_collection: str | None = "losses",
+    label_smoothing: float = 0, scope: str | None = None, loss_collection: str | None = "losses",
     reduction: str = "weighted_sum_by_nonzero_weights") -> Tensor: ...  # fmt: skip
 def sparse_softmax_cross_entropy(labels: TensorLike, logits: TensorLike, weights: TensorLike = 1.0,
     scope: str | None = None, loss_collection: str | None = "losses",

@@ -58,10 +58,10 @@ def fused_batch_norm(x: TensorLike, scale: TensorLike, offset: TensorLike, mean:
     variance: Any = None, epsilon: float = 0.001, data_format: str | None = "NHWC",
     is_training: bool = True, name: str | None = None) -> FusedBatchNorm: ...  # fmt: skip
 def bessel(x: TensorLike, axes: tuple[int, ...]) -> Any: ...
-def local_response_normalization(input: TensorLike, depth_radius: int = 5, bias: int = 1,
-    alpha: int = 1, beta: float = 0.5, name: str | None = None) -> Any: ...  # fmt: skip
-def lrn(input: TensorLike, depth_radius: int = 5, bias: int = 1, alpha: int = 1, beta: float = 0.5,
-    name: str | None = None) -> Any: ...  # fmt: skip
+def local_response_normalization(input: TensorLike, depth_radius: int = 5, bias: TensorLike = 1,
+    alpha: TensorLike = 1, beta: float = 0.5, name: str | None = None) -> Any: ...  # fmt: skip
+def lrn(input: TensorLike, depth_radius: int = 5, bias: TensorLike = 1, alpha: TensorLike = 1,
+    beta: float = 0.5, name: str | None = None) -> Any: ...  # fmt: skip
 def zero_fraction(value: TensorLike, name: str | None = None) -> Any:
     """Return the fraction of elements that are 0, as float32."""
 

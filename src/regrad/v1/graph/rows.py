@@ -43,7 +43,8 @@ TYPES = Names({
     "keep_dims": "bool | None", "activation": "Function | str", "_initializer": "Initial",
     "_regularizer": "Function", "_constraint": "Function", "reuse": "bool | AutoReuse | None",
     **dict.fromkeys(("values", "t_list", "boundaries"), "Sequence[TensorLike]"),
-    **dict.fromkeys(("weights", "mean", "stddev", "minval"), "TensorLike"),
+    **dict.fromkeys(("weights", "mean", "stddev", "minval", "alpha", "bias"), "TensorLike"),
+    "label_smoothing": "float",
     **dict.fromkeys(("dtype", "out_type", "out_idx", "output_type"), "dtypes.DTypeLike"),
 })  # fmt: skip
 SHOWN = "int", "int | Sequence[int]", "str"  # annotations that belong to the signature
@@ -104,7 +105,7 @@ def _list(place: str, name: str, module: str) -> None:
 
 def _type(p: inspect.Parameter, role: Any = None) -> str:
     """Return the type of a parameter as text."""
-    if p.annotation in SHOWN:
+    if p.annotation in SHOWN and role is not as_sizes:
         return p.annotation
     found = TYPES.get(p.name)
     if not found:
