@@ -103,9 +103,13 @@ def _list(place: str, name: str, module: str) -> None:
     LISTED.setdefault((module, place), []).append(name)
 
 
+def _role(p: inspect.Parameter, settings: dict[str, Any]) -> Any:
+    return settings.get(p.name, USUAL_ROLES.get(p.name))
+
+
 def _type(p: inspect.Parameter, role: Any = None) -> str:
     """Return the type of a parameter as text."""
-    if p.annotation in SHOWN and role is not as_sizes:
+    if p.annotation in SHOWN:
         return p.annotation
     found = TYPES.get(p.name)
     if not found:
@@ -170,8 +174,10 @@ def row(
         if then is not None:
             declared |= inspect.signature(then).parameters
         parameters = [
-            p if p.annotation in SHOWN else p.replace(annotation=MISSING) for p in declared.values()
-        ]
+            p if p.annotation in SHOWN and _role(p, settings) is not as_sizes
+            else p.replace(annotation=MISSING)
+            for p in declared.values()
+        ]  # fmt: skip
         named = {"name", "scope"} & declared.keys()
         name = [] if named else [inspect.Parameter("name", EITHER, default=None)]
         path, doc = f"{place}.{written.__name__}", written.__doc__ or ""

@@ -147,14 +147,13 @@ class Optimizer:
             names = [str(v) for _, v in pairs]
             raise GraphError(f"No gradients provided for any variable: {names}.")
         self._create_slots([v for _, v in wanted])
-        graph = current_graph()
-        with graph.name_scope(name or self._name) as scope:
+        with current_graph().name_scope(name or self._name) as scope:
             self._prepare()
             updates = [self._update(grad, v) for grad, v in wanted]
             if global_step is None:
                 step = self._finish(updates, scope)
             else:
-                with graph.control_dependencies([self._finish(updates, "update")]):
+                with get_default_graph().control_dependencies([self._finish(updates, "update")]):
                     step = assign_add(global_step, 1, name=scope)
         step = step if isinstance(step, Operation) else step.op
         get_default_graph().add_to_collection(GraphKeys.TRAIN_OP, step)
@@ -162,14 +161,13 @@ class Optimizer:
 
     def _update(self, grad: Tensor, var: Variable) -> Operation | Tensor:
         """Return the op that changes a variable, and applies its constraint."""
-        graph = current_graph()
-        with graph.name_scope(f"update_{var.op.name}"):
+        with current_graph().name_scope(f"update_{var.op.name}"):
             update = self._apply_rows(grad, var)
             if update is None:
                 update = self._apply_dense(grad, var)
             if var.constraint is None:
                 return update
-            with graph.control_dependencies([update]):
+            with get_default_graph().control_dependencies([update]):
                 return var.assign(var.constraint(var.read_value()))
 
     def _assert_floats(self, tensors: Iterable[Tensor | Variable]) -> None:
