@@ -362,6 +362,76 @@ def test_an_op_type_without_a_row_shows_what_it_has():
     assert tf_names.attrs(node) == {"T": F32, "k": 1}
 
 
+# Op types, and the attributes that TensorFlow 1.15 gives them beside T.
+ATTRIBUTES = """
+AddN N | All keep_dims Tidx | Any keep_dims Tidx | ApplyAdadelta use_locking
+ApplyAdagrad use_locking update_slots | ApplyAdam use_locking use_nesterov
+ApplyCenteredRMSProp use_locking | ApplyFtrlV2 use_locking | ApplyGradientDescent use_locking
+ApplyMomentum use_locking use_nesterov | ApplyRMSProp use_locking | ArgMax Tidx output_type
+ArgMin Tidx output_type | Assert summarize | Assign validate_shape use_locking
+AssignAdd use_locking | AssignSub use_locking | AvgPool ksize strides padding data_format
+AvgPool3D ksize strides padding data_format | AvgPoolGrad ksize strides padding data_format
+BatchToSpaceND Tblock_shape Tcrops | BiasAdd data_format | BroadcastTo Tidx
+Cast SrcT DstT Truncate | ConcatV2 N Tidx | Const value dtype
+Conv2D strides use_cudnn_on_gpu padding explicit_paddings data_format dilations
+Conv2DBackpropFilter strides use_cudnn_on_gpu padding explicit_paddings data_format dilations
+Conv2DBackpropInput strides use_cudnn_on_gpu padding explicit_paddings data_format dilations
+Conv3D strides padding data_format dilations
+Conv3DBackpropFilterV2 strides padding data_format dilations
+Conv3DBackpropInputV2 strides padding data_format dilations | Cumprod exclusive reverse Tidx
+Cumsum exclusive reverse Tidx | DepthwiseConv2dNative strides padding data_format dilations
+DepthwiseConv2dNativeBackpropFilter strides padding data_format dilations
+DepthwiseConv2dNativeBackpropInput strides padding data_format dilations
+Dilation2D strides rates padding | Einsum equation N | ExpandDims Tdim | FFT Tcomplex
+GatherNd Tparams Tindices | GatherV2 batch_dims Tparams Tindices Taxis | IFFT Tcomplex
+IdentityN T | If Tcond Tin Tout | Imag Tout | IsVariableInitialized dtype
+LRN depth_radius bias alpha beta | LeakyRelu alpha | LinSpace Tidx
+MatrixInverse adjoint | MatrixSolve adjoint | MatrixTriangularSolve lower adjoint
+Max keep_dims Tidx | MaxPool ksize strides padding data_format
+MaxPool3D ksize strides padding data_format | MaxPoolGrad ksize strides padding data_format
+Mean keep_dims Tidx | Min keep_dims Tidx | MirrorPad Tpaddings mode
+Multinomial seed seed2 output_dtype | OneHot axis TI | Pack N axis | Placeholder dtype shape
+PlaceholderWithDefault dtype shape | Print U message first_n summarize | Prod keep_dims Tidx
+PyFunc token Tin Tout | Qr full_matrices | RandomShuffle seed seed2
+RandomStandardNormal seed seed2 dtype | RandomUniform seed seed2 dtype
+RandomUniformInt seed seed2 Tout | Range Tidx | Real Tout | Reshape Tshape
+ResizeBilinear align_corners half_pixel_centers
+ResizeBilinearGrad align_corners half_pixel_centers
+ResizeNearestNeighbor align_corners half_pixel_centers
+ResizeNearestNeighborGrad align_corners half_pixel_centers | ReverseV2 Tidx | Roll Tshift Taxis
+ScatterNd Tindices | SelfAdjointEigV2 compute_v | Shape out_type | Slice Index
+SpaceToBatchND Tblock_shape Tpaddings | SparseSoftmaxCrossEntropyWithLogits Tlabels
+Squeeze squeeze_dims
+StridedSlice Index begin_mask end_mask ellipsis_mask new_axis_mask shrink_axis_mask
+Sum keep_dims Tidx | Svd compute_uv full_matrices | TensorScatterUpdate Tindices | Tile Tmultiples
+TopKV2 sorted | Transpose Tperm | TruncatedNormal seed seed2 dtype | Unpack num axis
+UnsortedSegmentSum Tindices Tnumsegments | VariableV2 shape dtype container shared_name | While T
+"""
+WITHOUT_T = (  # whose dtypes have other names
+    "All Any Cast Const FFT GatherNd GatherV2 IFFT If IsVariableInitialized Placeholder "
+    "PlaceholderWithDefault PyFunc Range VariableV2"
+)
+
+
+@pytest.mark.parametrize("line", [row for line in ATTRIBUTES.strip().splitlines()
+                                  for row in line.split(" | ")])  # fmt: skip
+def test_attributes_of_tensorflows_definitions(line):
+    op_type, *names = line.split()
+    declared = tf_names.VIEWS.get(op_type)
+    if declared is None:
+        found = {"T", *rg.find_op(op_type).attrs}
+    else:
+        found = {entry.partition("=")[0] for entry in declared.partition("|")[2].split()}
+    assert {*names} <= found
+    assert ("T" in found) is (op_type not in WITHOUT_T.split())
+
+
+def test_a_missing_attribute_names_those_that_there_are():
+    op = tf.nn.bias_add(tf.zeros([2, 3]), tf.zeros([3]), name="b").op
+    refused(lambda: op.get_attr("data_forma"), ValueError, "'b' has no attr named 'data_forma'",
+            "'data_format'", "It has T, data_format")  # fmt: skip
+
+
 def test_rows_are_for_op_types_that_exist():
     assert tf.train.Optimizer  # whose ops are registered when it is imported
     known = {*rg.op_types(), regions.IF.type, regions.WHILE.type}

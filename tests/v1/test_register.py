@@ -8,11 +8,14 @@ import functools
 import itertools
 import threading
 
+import numpy as np
 import pytest
 
 import regrad as rg
 import regrad.v1 as tf
+from regrad.core.registry import ALIASES
 from regrad.errors import GradientError, NotFiredError, UnknownOpError, UnusedOverrideWarning
+from regrad.v1.graph import tf_op_types
 from tests.helpers.rows import refused
 from tests.helpers.v1_session import overridden, run, slope, unused_is_fine
 
@@ -139,6 +142,55 @@ def test_a_bad_map_is_refused_on_entering_and_installs_nothing(graph, rules, err
         raise AssertionError("the scope was entered")
     assert isinstance(caught.value, TypeError | LookupError)
     assert slope(tf.square(x), x) == 6.0
+
+
+def test_an_op_type_that_is_never_made_warns(graph):
+    x, rules = tf.constant(3.0), {"QuantizedMatMul": "Identity", "Square": "Identity"}
+    words = "never makes the op type 'QuantizedMatMul'"
+    with pytest.warns(UnusedOverrideWarning, match=words) as caught:
+        y = overridden(rules, tf.square, x)
+    assert len(caught) == 1
+    assert slope(y, x) == 1.0
+    with graph.gradient_override_map({"QuantizedMatMul": rg.rules.optional("Identity")}):
+        assert slope(tf.square(x), x) == 6.0
+
+
+def test_names_of_other_op_types_are_no_types_of_regrad():
+    assert not tf_op_types.NEVER_MADE & {*rg.op_types(), *ALIASES}
+    assert tf_op_types.is_never_made("L2Loss")
+    assert not tf_op_types.is_never_made("l2loss")
+
+
+def test_a_rule_without_a_name_is_named():
+    def my_rule(op, grad):
+        return grad
+
+    for declare in (tf.RegisterGradient, tf.NotDifferentiable):
+        refused(lambda declare=declare: declare(my_rule), TypeError, "my_rule, .*test_register.py")
+
+
+KINKS = {  # a function, the inputs, the gradients: TensorFlow's, except for relu6, selu and norm
+    "abs": (tf.abs, [[0.0]], [[0.0]]), "sign": (tf.sign, [[0.0]], [[0.0]]),
+    "relu": (tf.nn.relu, [[0.0]], [[0.0]]), "relu6": (tf.nn.relu6, [[0.0, 6.0]], [[0.0, 1.0]]),
+    "elu": (tf.nn.elu, [[0.0]], [[1.0]]), "selu": (tf.nn.selu, [[0.0]], [[1.7580993]]),
+    "clip": (lambda x: tf.clip_by_value(x, 0.0, 1.0), [[0.0, 1.0]], [[1.0, 1.0]]),
+    "maximum": (tf.maximum, [1.0, 1.0], [1.0, 0.0]),
+    "minimum": (tf.minimum, [1.0, 1.0], [1.0, 0.0]),
+    "reduce_max": (tf.reduce_max, [[1.0, 1.0]], [[0.5, 0.5]]),
+    "max_pool": (lambda x: tf.nn.max_pool(tf.reshape(x, [1, 1, 2, 1]), [1, 1, 2, 1], 1, "VALID"),
+                 [[1.0, 1.0]], [[1.0, 0.0]]),
+    "norm": (tf.norm, [[0.0, 0.0]], [[0.0, 0.0]]), "pow": (tf.pow, [0.0, 0.0], [0.0, 0.0]),
+    "reduce_std": (tf.math.reduce_std, [[1.0, 1.0]], [[0.0, 0.0]]),
+    "where": (lambda x: tf.where(x > 0.0, tf.log(x), x), [[0.0, 1.0]], [[np.nan, 1.0]]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", KINKS)
+def test_kinks_are_as_the_page_says(name):
+    f, inputs, due = KINKS[name]
+    xs = [tf.constant(x) for x in inputs]
+    for dx, expected in zip(run(tf.gradients(f(*xs), xs)), due, strict=True):
+        np.testing.assert_allclose(dx, expected, rtol=1e-6)
 
 
 def test_a_map_belongs_to_its_graph(graph):

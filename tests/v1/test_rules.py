@@ -64,6 +64,10 @@ X, W = np.ones((1, 4, 4, 1), np.float32), np.ones((2, 2, 1, 1), np.float32)
     (lambda: tf.matmul([[1.0]], [[1.0]], transpose_b=True), "transpose_b", True),
     (lambda: tf.nn.conv2d(X, W, [1, 1, 1, 1], "SAME"), "padding", b"SAME"),
     (lambda: tf.nn.max_pool(X, [1, 2, 2, 1], [1, 2, 2, 1], "VALID"), "padding", b"VALID"),
+    (lambda: tf.nn.bias_add(X, [1.0]), "data_format", b"NHWC"),
+    (lambda: tf.nn.bias_add(X, [1.0] * 4, "NCHW"), "data_format", b"NCHW"),
+    (lambda: tf.real(tf.constant(1j, tf.complex64)), "Tout", tf.float32),
+    (lambda: tf.fft(tf.constant([1j], tf.complex64)), "Tcomplex", tf.complex64),
 ])  # fmt: skip
 def test_attributes_have_tensorflows_names_and_kinds(build, attr, due):
     got = build().op.get_attr(attr)
@@ -159,6 +163,10 @@ def positive(x):
     return tf.cast(x > 0.0, tf.float32) * 3.0
 
 
+def position(x):
+    return tf.cast(tf.argmax(x), tf.float32) * 3.0
+
+
 def cast_there_and_back(x):
     return tf.cast(tf.cast(x, tf.int32), tf.float32) * 3.0
 
@@ -195,6 +203,11 @@ ANSWERS = {  # rules, a function, the inputs, and the gradients by them
                            ([[1.0] * 3] * 2, [1.0] * 3), [[[1.0] * 3] * 2, [10.0] * 3]),
     "summed by regrad": ({"Mul": lambda dy: (dy, dy * 5.0)}, multiply,
                          ([[1.0] * 3] * 2, [1.0] * 3), [[[1.0] * 3] * 2, [10.0] * 3]),
+    "Identity for ArgMax": ({"ArgMax": "Identity"}, tf.argmax, X3, [None]),
+    "Identity for a cast ArgMax": ({"ArgMax": "Identity"}, position, X3, [None]),
+    "Identity for ArgMin": ({"ArgMin": "Identity"}, tf.argmin, X3, [None]),
+    "a rule for ArgMax": ({"ArgMax": lambda dy, x: rg.ones_like(x) * rg.astype(dy, x.dtype)},
+                          position, X3, [[3.0, 3.0, 3.0]]),
     "Identity for Sign": ({"Sign": "Identity"}, tf.sign, X3, [[1.0, 1.0, 1.0]]),
     "Identity for Round": ({"Round": "Identity"}, tf.round, X3, [[1.0, 1.0, 1.0]]),
     "Relu for Sign": ({"Sign": "Relu"}, tf.sign, X3, [[0.0, 0.0, 1.0]]),

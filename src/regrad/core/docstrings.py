@@ -78,7 +78,7 @@ def complete(doc: str, op: OpLike, annotations: Mapping[str, Any], *, boolean: b
         parts = [head, f"{named} {rest}"]
     else:
         parts = [head, rest] if rest.startswith("Op type") else [head, named, rest]
-    return _indented(_importing("\n\n".join(filter(None, parts))))
+    return _indented(importing("\n\n".join(filter(None, parts))))
 
 
 def ordered(annotations: Mapping[str, Any], function: Callable[..., Any]) -> dict[str, Any]:
@@ -95,7 +95,7 @@ def complete_public(function: F, texts: Texts = TENSORS) -> F:
     annotations = ordered(function.__annotations__, function)
     doc = inspect.cleandoc(function.__doc__)
     doc = _with_sections(doc, texts, annotations, "", _expected(annotations, texts))
-    function.__doc__ = _indented(_importing(doc))
+    function.__doc__ = _indented(importing(doc))
     return function
 
 
@@ -110,7 +110,7 @@ def _with_sections(
     return f"{_with_errors(head, errors)}\n\n{rest}".strip()
 
 
-def _importing(doc: str) -> str:
+def importing(doc: str) -> str:
     """Return a docstring whose example begins with the imports of regrad."""
     prose, mark, _ = f"\n{doc}".partition("\n>>> ")
     example = "".join(EXAMPLE.findall(doc, len(prose) - 1)) if mark else ""

@@ -9,7 +9,6 @@ from regrad.core.backends import Array
 from regrad.ops.methods import Methods
 
 id_of: attrgetter[Any]
-API_VERSIONS: tuple[Any, ...]
 OURS: int
 
 class Tensor(Methods):
@@ -39,14 +38,8 @@ class Tensor(Methods):
     def _values(self) -> np.ndarray: ...
     def _leave(self, how: str) -> None: ...
     def __array__(self, dtype: np.dtype | None = None, copy: bool | None = None) -> np.ndarray: ...
-    def __dlpack__(
-        self,
-        *,
-        stream: Any = None,
-        max_version: tuple[int, int] | None = None,
-        dl_device: tuple[Any, int] | None = None,
-        copy: bool | None = None,
-    ) -> Any: ...
+    def __dlpack__(self, *, stream: Any = None, max_version: tuple[int, int] | None = None,
+        dl_device: tuple[Any, int] | None = None, copy: bool | None = None) -> Any: ...  # fmt: skip
     def __dlpack_device__(self) -> Any: ...
     def __array_namespace__(self, *, api_version: str | None = None) -> Any: ...
     def __float__(self) -> float: ...

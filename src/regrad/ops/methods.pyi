@@ -42,9 +42,8 @@ class Methods:
     def __neg__(self, /) -> Tensor: ...
     def __abs__(self, /) -> Tensor: ...
     def __invert__(self, /) -> Tensor: ...
-    def __matmul__(
-        self, b: TensorLike, /, transpose_a: bool = False, transpose_b: bool = False
-    ) -> Tensor: ...
+    def __matmul__(self, b: TensorLike, /, transpose_a: bool = False,
+        transpose_b: bool = False) -> Tensor: ...  # fmt: skip
     def __getitem__(self, index: Index, /) -> Tensor: ...
     def __eq__(self, other: object) -> Tensor:  # type: ignore[override]
         ...
@@ -91,9 +90,8 @@ class Methods:
     def swapaxes(self, axis1: int, axis2: int, /) -> Tensor: ...
     def broadcast_to(self, /, shape: Shape) -> Tensor: ...
     def tile(self, repetitions: tuple[int, ...], /) -> Tensor: ...
-    def isclose(
-        self, b: TensorLike, /, *, rtol: float = 1e-05, atol: float = 1e-08, equal_nan: bool = False
-    ) -> Tensor: ...
+    def isclose(self, b: TensorLike, /, *, rtol: float = 1e-05, atol: float = 1e-08,
+        equal_nan: bool = False) -> Tensor: ...  # fmt: skip
     def clip(self, /, min: TensorLike | None = None, max: TensorLike = None) -> Tensor: ...
     def clip_by_value(self, /, min: TensorLike | None = None, max: TensorLike = None) -> Tensor: ...
     def add(self, b: TensorLike, /) -> Tensor: ...
@@ -156,30 +154,18 @@ class Methods:
     def isfinite(self, /) -> Tensor: ...
     def logical_not(self, /) -> Tensor: ...
     def unsorted_segment_sum(self, ids: Indices, num_segments: int) -> Tensor: ...
-    def split(
-        self, sections_or_sizes: int | tuple[int, ...] | list[int], /, axis: int = 0
-    ) -> tuple[Tensor, ...]: ...
-    def matmul(
-        self, b: TensorLike, /, transpose_a: bool = False, transpose_b: bool = False
-    ) -> Tensor: ...
-    def dot(
-        self, b: TensorLike, /, transpose_a: bool = False, transpose_b: bool = False
-    ) -> Tensor: ...
-    def allclose(
-        self, b: TensorLike, /, *, rtol: float = 1e-05, atol: float = 1e-08, equal_nan: bool = False
-    ) -> Tensor: ...
-    def slice(
-        self, begin: int | Sequence[int], size: int | Sequence[int] | None = None
-    ) -> Tensor: ...
-    def pad(
-        self,
-        paddings: int | Sequence[tuple[int, int]],
-        mode: str = "constant",
-        constant_value: complex = 0,
-    ) -> Tensor: ...
-    def quantile(
-        self, /, q: TensorLike, *, axis: Axis = None, keepdims: bool = False, method: str = "linear"
-    ) -> Tensor: ...
+    def split(self, sections_or_sizes: int | tuple[int, ...] | list[int], /,
+        axis: int = 0) -> tuple[Tensor, ...]: ...  # fmt: skip
+    def matmul(self, b: TensorLike, /, transpose_a: bool = False,
+        transpose_b: bool = False) -> Tensor: ...  # fmt: skip
+    def dot(self, b: TensorLike, /, transpose_a: bool = False, transpose_b: bool = False) -> Tensor: ...  # fmt: skip
+    def allclose(self, b: TensorLike, /, *, rtol: float = 1e-05, atol: float = 1e-08,
+        equal_nan: bool = False) -> Tensor: ...  # fmt: skip
+    def slice(self, begin: int | Sequence[int], size: int | Sequence[int] | None = None) -> Tensor: ...  # fmt: skip
+    def pad(self, paddings: int | Sequence[tuple[int, int]], mode: str = "constant",
+        constant_value: complex = 0) -> Tensor: ...  # fmt: skip
+    def quantile(self, /, q: TensorLike, *, axis: Axis = None, keepdims: bool = False,
+        method: str = "linear") -> Tensor: ...  # fmt: skip
     def where(self, condition: TensorLike, b: TensorLike) -> Tensor: ...
     def sum(self, axis: Axis = None, keepdims: bool = False) -> Tensor:
         """Reduce over `axis` (all axes by default); see `regrad.sum`."""
@@ -238,7 +224,7 @@ class Methods:
     def relu(self, /) -> Tensor: ...
     def relu6(self, /) -> Tensor: ...
     def leaky_relu(self, /, alpha: float = 0.2) -> Tensor: ...
-    def prelu(self, alpha: Any, /) -> Any: ...
+    def prelu(self, alpha: TensorLike, /) -> Tensor: ...
     def elu(self, /) -> Tensor: ...
     def selu(self, /) -> Tensor: ...
     def sigmoid(self, /) -> Tensor: ...
@@ -247,78 +233,34 @@ class Methods:
     def softmax(self, /, axis: Axis = -1) -> Tensor: ...
     def log_softmax(self, /, axis: Axis = -1) -> Tensor: ...
     def conv1d(self, w: TensorLike, /, stride: int, pad: Padding, dilation: int = 1) -> Tensor: ...
-    def conv2d(
-        self, w: TensorLike, /, strides: Ints, pad: Padding, dilations: Ints = 1
-    ) -> Tensor: ...
-    def conv2d_transpose(
-        self,
-        w: TensorLike,
-        /,
-        output_shape: Sequence[int],
-        strides: Ints,
-        pad: Padding,
-        dilations: Ints = 1,
-    ) -> Tensor: ...
-    def depthwise_conv2d(
-        self, w: TensorLike, /, strides: Ints, pad: Padding, dilations: Ints = 1
-    ) -> Tensor: ...
-    def separable_conv2d(
-        self,
-        depthwise: TensorLike,
-        pointwise: TensorLike,
-        /,
-        strides: Ints,
-        pad: Padding,
-        dilations: Ints = 1,
-    ) -> Tensor: ...
-    def resize_bilinear(
-        self, /, size: Sequence[int], align_corners: bool = False, half_pixel_centers: bool = False
-    ) -> Tensor: ...
-    def resize_nearest_neighbor(
-        self, /, size: Sequence[int], align_corners: bool = False, half_pixel_centers: bool = False
-    ) -> Tensor: ...
-    def space_to_batch_nd(
-        self, /, block_shape: Sequence[int], paddings: Sequence[Sequence[int]]
-    ) -> Tensor: ...
-    def batch_to_space_nd(
-        self, /, block_shape: Sequence[int], crops: Sequence[Sequence[int]]
-    ) -> Tensor: ...
-    def one_hot(
-        self,
-        /,
-        depth: int,
-        *,
-        on_value: complex = 1,
-        off_value: complex = 0,
-        axis: int = -1,
-        dtype: DTypeLike | None = None,
-    ) -> Tensor: ...
-    def batch_norm(
-        self,
-        mean: TensorLike,
-        variance: TensorLike,
-        offset: TensorLike | None = None,
-        scale: TensorLike | None = None,
-        epsilon: float = 0.001,
-    ) -> Tensor: ...
-    def __array_ufunc__(
-        self, ufunc: np.ufunc, method: str, *inputs: Any, **options: Any
-    ) -> Any: ...
-    def __array_function__(
-        self,
-        func: Callable[..., Any],
-        types: Sequence[type],
-        args: Sequence[Any],
-        kwargs: dict[str, Any],
-    ) -> Any: ...
+    def conv2d(self, w: TensorLike, /, strides: Ints, pad: Padding, dilations: Ints = 1) -> Tensor: ...  # fmt: skip
+    def conv2d_transpose(self, w: TensorLike, /, output_shape: Sequence[int], strides: Ints,
+        pad: Padding, dilations: Ints = 1) -> Tensor: ...  # fmt: skip
+    def depthwise_conv2d(self, w: TensorLike, /, strides: Ints, pad: Padding,
+        dilations: Ints = 1) -> Tensor: ...  # fmt: skip
+    def separable_conv2d(self, depthwise: TensorLike, pointwise: TensorLike, /, strides: Ints,
+        pad: Padding, dilations: Ints = 1) -> Tensor: ...  # fmt: skip
+    def resize_bilinear(self, /, size: Sequence[int], align_corners: bool = False,
+        half_pixel_centers: bool = False) -> Tensor: ...  # fmt: skip
+    def resize_nearest_neighbor(self, /, size: Sequence[int], align_corners: bool = False,
+        half_pixel_centers: bool = False) -> Tensor: ...  # fmt: skip
+    def space_to_batch_nd(self, /, block_shape: Sequence[int],
+        paddings: Sequence[Sequence[int]]) -> Tensor: ...  # fmt: skip
+    def batch_to_space_nd(self, /, block_shape: Sequence[int],
+        crops: Sequence[Sequence[int]]) -> Tensor: ...  # fmt: skip
+    def one_hot(self, /, depth: int, *, on_value: complex = 1, off_value: complex = 0, axis: int = -1,
+        dtype: DTypeLike | None = None) -> Tensor: ...  # fmt: skip
+    def batch_norm(self, mean: TensorLike, variance: TensorLike, offset: TensorLike | None = None,
+        scale: TensorLike | None = None, epsilon: float = 0.001) -> Tensor: ...  # fmt: skip
+    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **options: Any) -> Any: ...  # fmt: skip
+    def __array_function__(self, func: Callable[..., Any], types: Sequence[type], args: Sequence[Any],
+        kwargs: dict[str, Any]) -> Any: ...  # fmt: skip
     def max_pool(self, /, filter_size: Ints, strides: Ints, pad: Padding) -> Tensor: ...
     def avg_pool(self, /, filter_size: Ints, strides: Ints, pad: Padding) -> Tensor: ...
-    def local_response_normalization(
-        self, /, depth_radius: int = 5, bias: float = 1.0, alpha: float = 1.0, beta: float = 0.5
-    ) -> Tensor: ...
-    def nan_to_num(
-        self, /, *, nan: float = 0.0, posinf: float | None = None, neginf: float | None = None
-    ) -> Tensor: ...
+    def local_response_normalization(self, /, depth_radius: int = 5, bias: float = 1.0,
+        alpha: float = 1.0, beta: float = 0.5) -> Tensor: ...  # fmt: skip
+    def nan_to_num(self, /, *, nan: float = 0.0, posinf: float | None = None,
+        neginf: float | None = None) -> Tensor: ...  # fmt: skip
     def sinc(self, /) -> Tensor: ...
     def xlogy(self, b: TensorLike, /) -> Tensor: ...
 

@@ -21,35 +21,19 @@ from regrad.v1 import dtypes
 from regrad.v1.functions.math import cast
 from regrad.v1.functions.reductions import reduce_prod
 from regrad.v1.graph.conversion import as_sizes, constant, convert_to_tensor
-from regrad.v1.graph.forms import (
-    axes_of,
-    dtype_of,
-    is_eager,
-    one_op,
-    rank_of,
-    renamed,
-    scope,
-    shape_of,
-)
+from regrad.v1.graph.forms import axes_of, dtype_of, is_eager, one_op, rank_of, scope, shape_of
 from regrad.v1.graph.forms import tensor as as_tensor
 from regrad.v1.graph.graphs import current_graph
 from regrad.v1.graph.kinds import ANY
-from regrad.v1.graph.rows import define, row
+from regrad.v1.graph.rows import define, listed, row, written
 from regrad.v1.graph.static_shapes import ShapeLike, TensorShape
 from regrad.v1.graph.tensors import CONVERSIONS, IndexedSlices, is_tensor
-
-__all__ = [
-    "batch_to_space", "batch_to_space_nd", "broadcast_static_shape", "broadcast_to", "concat",
-    "convert_to_tensor_or_indexed_slices", "expand_dims", "guarantee_const", "identity",
-    "identity_n", "meshgrid", "pad", "rank", "reshape", "reverse", "reverse_v2", "roll", "shape",
-    "size", "space_to_batch", "space_to_batch_nd", "split", "squeeze", "stack", "stop_gradient",
-    "tile", "transpose", "unstack",
-]  # fmt: skip
 
 # -- identity --------------------------------------------------------------------------------------
 
 
-identity = define("tf.identity(input)", "Identity", rg.identity, ANY, "[1.0, 2.0]", "[1., 2.]")
+SAME = "Identity: * | T"
+identity = define("tf.identity(input)", SAME, rg.identity, ANY, "[1.0, 2.0]", "[1., 2.]")
 
 
 @row("tf", "Identity", rg.identity, scope="GuaranteeConst")
@@ -88,6 +72,7 @@ def _same_shapes(arguments: TensorLike, attrs: Any) -> Any:
     return list(arguments[0])
 
 
+@written("tf", "IdentityN: * | T=Tin")
 def identity_n(input: Sequence[TensorLike], name: str | None = None) -> list[Any]:
     """Return a list of tensors unchanged, as the outputs of one op.
 
@@ -106,7 +91,6 @@ def identity_n(input: Sequence[TensorLike], name: str | None = None) -> list[Any
     ...     print(sess.run(tf.identity_n([tf.constant(1.0), tf.constant(2)])))
     [1.0, 2]
     """
-    name = name or "IdentityN"
     return list(one_op("IdentityN", name, _all_identities, *input, same=False))
 
 
@@ -114,9 +98,8 @@ def _all_identities(*xs: TensorLike) -> Any:
     return _identities(xs)
 
 
-def convert_to_tensor_or_indexed_slices(
-    value: TensorLike, dtype: dtypes.DTypeLike | None = None, name: str | None = None
-) -> Any:
+@written("tf")
+def convert_to_tensor_or_indexed_slices(value, dtype=None, name=None):
     """Return a value as a tensor. IndexedSlices are returned unchanged.
 
     Args:
@@ -138,9 +121,8 @@ def convert_to_tensor_or_indexed_slices(
 # -- shapes ----------------------------------------------------------------------------------------
 
 
-def shape(
-    input: TensorLike, name: str | None = None, out_type: dtypes.DTypeLike = dtypes.int32
-) -> Any:
+@written("tf", "Shape: * | T out_type")
+def shape(input, name=None, out_type=dtypes.int32):
     """Return the shape as a vector of integers. A static shape becomes a constant.
 
     Args:
@@ -194,9 +176,8 @@ def rank(input: TensorLike, name: str | None = None) -> Any:
         return reshape(shape(shape(x)), [], name=whole)
 
 
-def size(
-    input: TensorLike, name: str | None = None, out_type: dtypes.DTypeLike = dtypes.int32
-) -> Any:
+@written("tf")
+def size(input, name=None, out_type=dtypes.int32):
     """Return the number of elements.
 
     Args:
@@ -251,7 +232,7 @@ def broadcast_static_shape(shape_x: ShapeLike, shape_y: ShapeLike) -> TensorShap
 # -- reshaping -------------------------------------------------------------------------------------
 
 
-@row("tf", "Reshape", rg.reshape)
+@row("tf", "Reshape: * shape | T Tshape", rg.reshape)
 def reshape(tensor, shape):
     """Return x with another shape of the same size.
 
@@ -262,15 +243,12 @@ def reshape(tensor, shape):
     """
 
 
-def expand_dims(
-    input: TensorLike, axis: TensorLike = None, name: str | None = None, dim: TensorLike = None
-) -> Any:
+@row("tf", "ExpandDims: * dim=axis | T Tdim")
+def expand_dims(input, axis=None, name=None, dim=None):
     """Return the input with a new axis of size 1.
 
     Args:
-        input: A tensor or array, or a number.
         axis: The index of the new axis. A negative index counts from the end.
-        dim: The old name of `axis`.
 
     Returns:
         A tensor of the same elements, with one more axis.
@@ -279,19 +257,20 @@ def expand_dims(
         GraphError: the axis is missing.
         AxisError: the axis is out of range.
 
-    Op type: `ExpandDims`. Source: `tf.expand_dims`.
-
     >>> with tf.Graph().as_default():
     ...     print(tf.expand_dims(tf.zeros([2, 3]), 1).shape)
     (2, 1, 3)
     """
-    axis = axes_of(renamed("axis", axis, "dim", dim))
     if axis is None:
         raise GraphError("Must specify an axis argument to tf.expand_dims()")
-    return one_op("ExpandDims", name or "ExpandDims", rg.expand_dims, input, axis=axis)
+    return rg.expand_dims(input, axis)
 
 
-@row("tf", "Squeeze", rg.squeeze, axis=lambda axis: None if (axes := axes_of(axis)) == () else axes)
+def _squeezed(axis: TensorLike) -> Any:
+    return None if (axes := axes_of(axis)) == () else axes
+
+
+@row("tf", "Squeeze: * | T squeeze_dims", rg.squeeze, axis=_squeezed)
 def squeeze(input, axis=None, name=None, squeeze_dims=None):
     """Return the input without its axes of size 1, or without the axes in `axis`.
 
@@ -302,7 +281,7 @@ def squeeze(input, axis=None, name=None, squeeze_dims=None):
     """
 
 
-@row("tf", "Transpose", scope="transpose", perm=lambda perm: axes_of(perm, "perm"))
+@row("tf", "Transpose: * perm | T Tperm", scope="transpose", perm=axes_of)
 def transpose(a, perm=None, name=None, conjugate=False):
     """Return the tensor with its axes in the order `perm`, by default reversed.
 
@@ -319,7 +298,7 @@ def transpose(a, perm=None, name=None, conjugate=False):
     return rg.permute_dims(rg.conj(a) if conjugate else a, perm)
 
 
-@row("tf", "BroadcastTo", rg.broadcast_to)
+@row("tf", "BroadcastTo: * shape | T Tidx", rg.broadcast_to)
 def broadcast_to(input, shape):
     """Return x repeated along axes of size 1 and new leading axes.
 
@@ -331,6 +310,7 @@ def broadcast_to(input, shape):
     """
 
 
+@written("tf", "Tile: * multiples=repetitions | T Tmultiples")
 def tile(input: TensorLike, multiples: TensorLike, name: str | None = None) -> Any:
     """Return the input repeated along each axis.
 
@@ -353,10 +333,10 @@ def tile(input: TensorLike, multiples: TensorLike, name: str | None = None) -> A
     x, counts = as_tensor(input), as_sizes(multiples)
     if rank_of(x) not in (None, len(counts)):
         raise ShapeError(f"tile: expected one multiple per axis of {x}, got {counts}")
-    return one_op("Tile", name or "Tile", lambda x: rg.tile(x, counts), x)
+    return one_op("Tile", name, lambda x: rg.tile(x, counts), x)
 
 
-@row("tf", "ReverseV2", rg.flip)
+@row("tf", "ReverseV2: * axis=all_axes | T Tidx", rg.flip)
 def reverse(tensor, axis):
     """Return the tensor with its elements reversed along a list of axes.
 
@@ -370,7 +350,7 @@ def reverse(tensor, axis):
 reverse_v2 = reverse
 
 
-@row("tf", "Roll", rg.roll, shift=as_sizes)
+@row("tf", "Roll: * shift axis | T Tshift Taxis", rg.roll, shift=as_sizes)
 def roll(input, shift, axis):
     """Return the input with its elements shifted along axes.
 
@@ -386,10 +366,8 @@ def roll(input, shift, axis):
     """
 
 
-def pad(
-    tensor: TensorLike, paddings: TensorLike, mode: str = "CONSTANT", name: str | None = None,
-    constant_values: TensorLike = 0,
-) -> Any:  # fmt: skip
+@written("tf", "MirrorPad: * paddings | T mode Tpaddings")
+def pad(tensor, paddings, mode="CONSTANT", name=None, constant_values: TensorLike = 0):
     """Return the tensor with elements added along each axis.
 
     Args:
@@ -431,6 +409,7 @@ def _pad(x: TensorLike, paddings: Any, mode: str, constant_value: Any) -> Any:
 # -- joining and splitting -------------------------------------------------------------------------
 
 
+@written("tf", "ConcatV2: * axis | N T Tidx")
 def concat(values: TensorLike, axis: TensorLike, name: str = "concat") -> Any:
     """Return tensors of one dtype joined along an existing axis.
 
@@ -468,6 +447,7 @@ def _has_unknown_rank(*xs: TensorLike) -> bool:
     return any(is_tensor(x) and rank_of(x) is None for x in xs)
 
 
+@written("tf", "Pack: * | N T axis")
 def stack(values: TensorLike, axis: int = 0, name: str = "stack") -> Any:
     """Return tensors of one shape and dtype joined along a new axis.
 
@@ -496,7 +476,7 @@ def _stack(*xs: TensorLike, axis: int) -> Any:
     return join(xs, axis=axis)
 
 
-@row("tf", "Unpack")
+@row("tf", "Unpack: * | num T axis")
 def unstack(value, num=None, axis=0, name="unstack"):
     """Return the slices along an axis as a list. The slices do not have this axis.
 
@@ -583,7 +563,10 @@ def meshgrid(*args: TensorLike, indexing: str = "xy", name: str = "meshgrid") ->
 # -- blocks ----------------------------------------------------------------------------------------
 
 
-@row("tf", "SpaceToBatchND", rg.nn.space_to_batch)
+TO_BATCH = "SpaceToBatchND: * block_shape paddings | T Tblock_shape Tpaddings"
+
+
+@row("tf", TO_BATCH, rg.nn.space_to_batch)
 def space_to_batch_nd(input, block_shape, paddings):
     """Move blocks of the axes after the first to the batch axis, and return the tensor.
 
@@ -603,7 +586,7 @@ def space_to_batch_nd(input, block_shape, paddings):
     """
 
 
-@row("tf", "BatchToSpaceND", rg.nn.batch_to_space)
+@row("tf", "BatchToSpaceND: * block_shape crops | T Tblock_shape Tcrops", rg.nn.batch_to_space)
 def batch_to_space_nd(input, block_shape, crops):
     """Move parts of the batch axis to blocks of the axes after it, and return the tensor.
 
@@ -622,9 +605,8 @@ def batch_to_space_nd(input, block_shape, crops):
     """
 
 
-def space_to_batch(
-    input: TensorLike, paddings: TensorLike, block_size: int, name: str | None = None
-) -> Any:
+@written("tf")
+def space_to_batch(input, paddings, block_size: int, name=None):
     """Move square blocks of images to the batch axis, like `space_to_batch_nd`.
 
     Args:
@@ -644,9 +626,8 @@ def space_to_batch(
     return space_to_batch_nd(input, [block_size] * 2, paddings, name or "SpaceToBatch")
 
 
-def batch_to_space(
-    input: TensorLike, crops: TensorLike, block_size: int, name: str | None = None
-) -> Any:
+@written("tf")
+def batch_to_space(input, crops, block_size: int, name=None):
     """Move the batch axis back to square blocks of images, like `batch_to_space_nd`.
 
     Args:
@@ -681,3 +662,4 @@ def _pack(values: Sequence[TensorLike], dtype: dtypes.DTypeLike | None, name: st
 
 
 CONVERSIONS[Sequence] = _pack
+__all__ = listed(__name__, "broadcast_static_shape meshgrid rank reverse_v2")

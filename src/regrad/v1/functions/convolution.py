@@ -13,13 +13,8 @@ from regrad.errors import GraphError
 from regrad.v1.graph.conversion import as_sizes, static_value
 from regrad.v1.graph.forms import one_op, shape_of, tensor
 from regrad.v1.graph.kinds import FLOATS, REALS
-from regrad.v1.graph.rows import TENSOR, define, plain_value, row
-
-__all__ = [
-    "atrous_conv2d", "avg_pool", "avg_pool3d", "conv1d", "conv2d", "conv2d_transpose", "conv3d",
-    "conv3d_transpose", "convolution", "depthwise_conv2d", "depthwise_conv2d_native", "max_pool",
-    "max_pool3d", "separable_conv2d",
-]  # fmt: skip
+from regrad.v1.graph.rows import TENSOR, define, listed, plain_value, row, written
+from regrad.v1.graph.tf_names import CONV, POOL
 
 # "SAME", "VALID", or for each axis a pair of numbers of zeros to add before and after.
 Padding = str | bytes | Sequence[Sequence[int]]
@@ -97,7 +92,10 @@ def _channels_first(function: Callable[..., Any], n: int) -> Callable[..., Any]:
 
 
 # Arguments of windows: TensorFlow's names and regrad's names.
-WINDOWS = {"ksize": "filter_size", "strides": "strides", "dilations": "dilations"}
+WINDOWS = {
+    "ksize": "filter_size", "strides": "strides", "stride": "strides", "dilations": "dilations",
+    "rate": "dilations",
+}  # fmt: skip
 
 
 def _slide(
@@ -105,7 +103,7 @@ def _slide(
     padding: Padding, data_format: str | None = None, **attrs: Any,
 ) -> Any:  # fmt: skip
     """Call `one_op` with TensorFlow's arguments for n spatial axes. This is a `call` of rows."""
-    last = channels_last(data_format, n)
+    last, attrs = channels_last(data_format, n), {"strides": 1, **attrs}
     for given, taken in WINDOWS.items():
         if given in attrs:
             value = attrs.pop(given)
@@ -131,21 +129,19 @@ def _conv1d(
     return rg.nn.conv1d(x, w, strides[0], pad, dilations[0])
 
 
-def _slide_1d(*row: Any, stride: Any, **options: Any) -> Any:
-    return _slide(1, *row, strides=stride, **options)
+CONV2D = f"Conv2D: * | {CONV} use_cudnn_on_gpu=yes"
+CONV3D = f"Conv3D: * | {CONV}"
+BACK2D = f"Conv2DBackpropInput: input_sizes=shape 1 0 | {CONV} use_cudnn_on_gpu=yes"
+BACK3D = f"Conv3DBackpropInputV2: input_sizes=shape 1 0 | {CONV}"
+DEPTHWISE = f"DepthwiseConv2dNative: * | {CONV}"
 
 
-def _slide_apart(*row: Any, rate: Any, **options: Any) -> Any:
-    return _slide(2, *row, strides=1, dilations=rate, **options)
+_slide2, _slide3 = partial(_slide, 2), partial(_slide, 3)
+_conv = partial(row, "tf.nn", kinds=FLOATS)
+_adjoint = partial(_conv, input="value", filters="filter", output_shape=as_sizes)
 
 
-DEPTHWISE = "DepthwiseConv2dNative"
-
-
-@row(
-    "tf.nn", "Conv2D", _conv1d, FLOATS, scope="conv1d", call=_slide_1d, filters=TENSOR,
-    input="value",
-)  # fmt: skip
+@_conv("Conv2D", _conv1d, scope="conv1d", call=partial(_slide, 1), filters=TENSOR, input="value")
 def conv1d(
     value=None, filters=None, stride=None, padding=None, use_cudnn_on_gpu=None, data_format=None,
     name=None, input=None, dilations=None,
@@ -161,7 +157,7 @@ def conv1d(
     """
 
 
-@row("tf.nn", "Conv2D", rg.nn.conv2d, FLOATS, call=partial(_slide, 2), filters="filter")
+@_conv(CONV2D, rg.nn.conv2d, call=_slide2, filters="filter")
 def conv2d(
     input, filter=None, strides=None, padding=None, use_cudnn_on_gpu=True, data_format="NHWC",
     dilations=(1, 1, 1, 1), name=None, filters=None,
@@ -184,7 +180,7 @@ def conv2d(
     """
 
 
-@row("tf.nn", "Conv3D", rg.nn.conv3d, FLOATS, call=partial(_slide, 3), filters="filter")
+@_conv(CONV3D, rg.nn.conv3d, call=_slide3, filters="filter")
 def conv3d(
     input, filter=None, strides=None, padding=None, data_format="NDHWC", dilations=(1, 1, 1, 1, 1),
     name=None, filters=None,
@@ -200,10 +196,7 @@ def conv3d(
     """
 
 
-@row(
-    "tf.nn", "Conv2D", rg.nn.conv2d, FLOATS, scope="atrous_conv2d", call=_slide_apart,
-    rate=plain_value,
-)  # fmt: skip
+@_conv("Conv2D", rg.nn.conv2d, scope="atrous_conv2d", call=_slide2, rate=plain_value)
 def atrous_conv2d(value, filters, rate, padding):
     """Return `conv2d` with dilated filters, in one op. TensorFlow rearranges the image instead.
 
@@ -216,10 +209,7 @@ def atrous_conv2d(value, filters, rate, padding):
     """
 
 
-@row(
-    "tf.nn", DEPTHWISE, rg.nn.depthwise_conv2d, FLOATS, scope="depthwise", call=partial(_slide, 2),
-    rate="dilations",
-)  # fmt: skip
+@_conv(DEPTHWISE, rg.nn.depthwise_conv2d, scope="depthwise", call=_slide2, rate="dilations")
 def depthwise_conv2d(
     input, filter, strides, padding, rate=None, name=None, data_format=None, dilations=None
 ):
@@ -237,7 +227,7 @@ def depthwise_conv2d(
     """
 
 
-@row("tf.nn", DEPTHWISE, rg.nn.depthwise_conv2d, FLOATS, call=partial(_slide, 2))
+@_conv(DEPTHWISE, rg.nn.depthwise_conv2d, call=_slide2)
 def depthwise_conv2d_native(
     input, filter, strides, padding, data_format="NHWC", dilations=(1, 1, 1, 1)
 ):
@@ -252,10 +242,7 @@ def depthwise_conv2d_native(
     """
 
 
-@row(
-    "tf.nn", "Conv2D", rg.nn.separable_conv2d, FLOATS, scope="separable_conv2d",
-    call=partial(_slide, 2), rate="dilations",
-)  # fmt: skip
+@_conv("Conv2D", rg.nn.separable_conv2d, scope="separable_conv2d", call=_slide2, rate="dilations")
 def separable_conv2d(
     input, depthwise_filter, pointwise_filter, strides, padding, rate=None, name=None,
     data_format=None, dilations=None,
@@ -271,10 +258,10 @@ def separable_conv2d(
     """
 
 
-@row(
-    "tf.nn", "Conv2DBackpropInput", rg.nn.conv2d_transpose, FLOATS, scope="conv2d_transpose",
-    call=partial(_slide_back, 2), input="value", filters="filter", output_shape=as_sizes,
-)  # fmt: skip
+_back2, _back3 = partial(_slide_back, 2), partial(_slide_back, 3)
+
+
+@_adjoint(BACK2D, rg.nn.conv2d_transpose, scope="conv2d_transpose", call=_back2)
 def conv2d_transpose(
     value=None, filter=None, output_shape=None, strides=None, padding="SAME", data_format="NHWC",
     name=None, input=None, filters=None, dilations=None,
@@ -290,10 +277,7 @@ def conv2d_transpose(
     """
 
 
-@row(
-    "tf.nn", "Conv3DBackpropInputV2", rg.nn.conv3d_transpose, FLOATS, scope="conv3d_transpose",
-    call=partial(_slide_back, 3), input="value", filters="filter", output_shape=as_sizes,
-)  # fmt: skip
+@_adjoint(BACK3D, rg.nn.conv3d_transpose, scope="conv3d_transpose", call=_back3)
 def conv3d_transpose(
     value, filter=None, output_shape=None, strides=None, padding="SAME", data_format="NDHWC",
     name=None, input=None, filters=None, dilations=None,
@@ -309,10 +293,10 @@ def conv3d_transpose(
     """
 
 
+@written("tf.nn")
 def convolution(
-    input: TensorLike, filter: TensorLike, padding: Padding, strides: TensorLike = None,
-    dilation_rate: TensorLike = None, name: str | None = None, data_format: str | None = None,
-) -> Any:  # fmt: skip
+    input, filter, padding, strides=None, dilation_rate=None, name=None, data_format=None
+):
     """Return `conv1d`, `conv2d` or `conv3d`, depending on the rank of the filter.
 
     Args:
@@ -348,14 +332,13 @@ def convolution(
 
 def _pooling(name: str, op_type: str, n: int, function: Callable[..., Any], kinds: str) -> Any:
     once, more = "[" * n, "]" * n
-    shown = f"{once}[[1.0], [3.0]]{more}"  # one row of two pixels
+    shown = f"{once}[[1.0], [3.0]]{more}", f"ksize=[{'1, ' * n}2, 1]", "strides=1"  # two pixels
     result = f"{once}[[{'3' if 'max' in name else '2'}.]]{more}"
-    window = "[" + "1, " * n + "2, 1]"
     return define(
         f"tf.nn.{name}(value=None, ksize=None, strides=None, padding=None, "
         f"data_format='{LAYOUTS[n][0]}', name=None, input=None)",
-        op_type, function, kinds, shown, f"ksize={window}", "strides=1", 'padding="VALID"', result,
-        doc=(function.__doc__ or "").partition("\n")[0], call=partial(_slide, n), input="value",
+        f"{op_type}: * | {POOL}", function, kinds, *shown, 'padding="VALID"', result,
+        call=partial(_slide, n), input="value",
     )  # fmt: skip
 
 
@@ -363,3 +346,4 @@ max_pool = _pooling("max_pool", "MaxPool", 2, rg.nn.max_pool, REALS)
 avg_pool = _pooling("avg_pool", "AvgPool", 2, rg.nn.avg_pool, FLOATS)
 max_pool3d = _pooling("max_pool3d", "MaxPool3D", 3, rg.nn.max_pool3d, REALS)
 avg_pool3d = _pooling("avg_pool3d", "AvgPool3D", 3, rg.nn.avg_pool3d, FLOATS)
+__all__ = listed(__name__, place="tf.nn")

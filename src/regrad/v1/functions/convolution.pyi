@@ -5,11 +5,6 @@ from typing import Any, TypeAlias
 
 from regrad.core.op import TensorLike
 
-__all__ = [
-    "atrous_conv2d", "avg_pool", "avg_pool3d", "conv1d", "conv2d", "conv2d_transpose", "conv3d",
-    "conv3d_transpose", "convolution", "depthwise_conv2d", "depthwise_conv2d_native", "max_pool",
-    "max_pool3d", "separable_conv2d",
-]  # fmt: skip
 Padding: TypeAlias = str | bytes | Sequence[Sequence[int]]
 LAYOUTS: dict[Any, Any]
 
@@ -18,148 +13,60 @@ def to_last(n: int) -> tuple[int, ...]: ...
 def to_first(n: int) -> tuple[int, ...]: ...
 def spatial(values: TensorLike, n: int, last: bool, what: str) -> tuple[int, ...]: ...
 def padding_of(padding: Padding, n: int, last: bool) -> Any: ...
-
-WINDOWS: dict[Any, Any]
-DEPTHWISE: str
-
-def conv1d(
-    value: Any = None,
-    filters: Any = None,
-    stride: Any = None,
-    padding: Any = None,
-    use_cudnn_on_gpu: Any = None,
-    data_format: Any = None,
-    name: str | None = None,
-    input: Any = None,
-    dilations: Any = None,
-) -> Any: ...
-def conv2d(
-    input: Any,
-    filter: Any = None,
-    strides: Any = None,
-    padding: Any = None,
-    use_cudnn_on_gpu: Any = True,
-    data_format: Any = "NHWC",
-    dilations: Any = (1, 1, 1, 1),
-    name: str | None = None,
-    filters: Any = None,
-) -> Any: ...
-def conv3d(
-    input: Any,
-    filter: Any = None,
-    strides: Any = None,
-    padding: Any = None,
-    data_format: Any = "NDHWC",
-    dilations: Any = (1, 1, 1, 1, 1),
-    name: str | None = None,
-    filters: Any = None,
-) -> Any: ...
-def atrous_conv2d(
-    value: Any, filters: Any, rate: Any, padding: Any, name: str | None = None
-) -> Any: ...
-def depthwise_conv2d(
-    input: Any,
-    filter: Any,
-    strides: Any,
-    padding: Any,
-    rate: Any = None,
-    name: str | None = None,
-    data_format: Any = None,
-    dilations: Any = None,
-) -> Any: ...
-def depthwise_conv2d_native(
-    input: Any,
-    filter: Any,
-    strides: Any,
-    padding: Any,
-    data_format: Any = "NHWC",
-    dilations: Any = (1, 1, 1, 1),
-    name: str | None = None,
-) -> Any: ...
-def separable_conv2d(
-    input: Any,
-    depthwise_filter: Any,
-    pointwise_filter: Any,
-    strides: Any,
-    padding: Any,
-    rate: Any = None,
-    name: str | None = None,
-    data_format: Any = None,
-    dilations: Any = None,
-) -> Any: ...
-def conv2d_transpose(
-    value: Any = None,
-    filter: Any = None,
-    output_shape: Any = None,
-    strides: Any = None,
-    padding: Any = "SAME",
-    data_format: Any = "NHWC",
-    name: str | None = None,
-    input: Any = None,
-    filters: Any = None,
-    dilations: Any = None,
-) -> Any: ...
-def conv3d_transpose(
-    value: Any,
-    filter: Any = None,
-    output_shape: Any = None,
-    strides: Any = None,
-    padding: Any = "SAME",
-    data_format: Any = "NDHWC",
-    name: str | None = None,
-    input: Any = None,
-    filters: Any = None,
-    dilations: Any = None,
-) -> Any: ...
-def convolution(
-    input: TensorLike,
-    filter: TensorLike,
-    padding: Padding,
-    strides: TensorLike = None,
-    dilation_rate: TensorLike = None,
-    name: str | None = None,
-    data_format: str | None = None,
-) -> Any: ...
-def max_pool(
-    value: Any = None,
-    ksize: Any = None,
-    strides: Any = None,
-    padding: Any = None,
-    data_format: Any = "NHWC",
-    name: str | None = None,
-    input: Any = None,
-) -> Any:
+def conv1d(value: TensorLike = None, filters: TensorLike = None, stride: TensorLike = None,
+    padding: TensorLike = None, use_cudnn_on_gpu: TensorLike = None, data_format: str | None = None,
+    name: str | None = None, input: TensorLike = None, dilations: TensorLike = None) -> Any: ...  # fmt: skip
+def conv2d(input: TensorLike, filter: TensorLike = None, strides: TensorLike = None,
+    padding: TensorLike = None, use_cudnn_on_gpu: bool = True, data_format: str | None = "NHWC",
+    dilations: TensorLike = (1, 1, 1, 1), name: str | None = None,
+    filters: TensorLike = None) -> Any: ...  # fmt: skip
+def conv3d(input: TensorLike, filter: TensorLike = None, strides: TensorLike = None,
+    padding: TensorLike = None, data_format: str | None = "NDHWC", dilations: TensorLike = (1, 1, 1, 1,
+    1), name: str | None = None, filters: TensorLike = None) -> Any: ...  # fmt: skip
+def atrous_conv2d(value: TensorLike, filters: TensorLike, rate: TensorLike, padding: TensorLike,
+    name: str | None = None) -> Any: ...  # fmt: skip
+def depthwise_conv2d(input: TensorLike, filter: TensorLike, strides: TensorLike, padding: TensorLike,
+    rate: TensorLike = None, name: str | None = None, data_format: str | None = None,
+    dilations: TensorLike = None) -> Any: ...  # fmt: skip
+def depthwise_conv2d_native(input: TensorLike, filter: TensorLike, strides: TensorLike,
+    padding: TensorLike, data_format: str | None = "NHWC", dilations: TensorLike = (1, 1, 1, 1),
+    name: str | None = None) -> Any: ...  # fmt: skip
+def separable_conv2d(input: TensorLike, depthwise_filter: TensorLike, pointwise_filter: TensorLike,
+    strides: TensorLike, padding: TensorLike, rate: TensorLike = None, name: str | None = None,
+    data_format: str | None = None, dilations: TensorLike = None) -> Any: ...  # fmt: skip
+def conv2d_transpose(value: TensorLike = None, filter: TensorLike = None,
+    output_shape: TensorLike = None, strides: TensorLike = None, padding: str = "SAME",
+    data_format: str | None = "NHWC", name: str | None = None, input: TensorLike = None,
+    filters: TensorLike = None, dilations: TensorLike = None) -> Any: ...  # fmt: skip
+def conv3d_transpose(value: TensorLike, filter: TensorLike = None, output_shape: TensorLike = None,
+    strides: TensorLike = None, padding: str = "SAME", data_format: str | None = "NDHWC",
+    name: str | None = None, input: TensorLike = None, filters: TensorLike = None,
+    dilations: TensorLike = None) -> Any: ...  # fmt: skip
+def convolution(input: TensorLike, filter: TensorLike, padding: TensorLike, strides: TensorLike = None,
+    dilation_rate: TensorLike = None, name: str | None = None,
+    data_format: str | None = None) -> Any: ...  # fmt: skip
+def max_pool(value: TensorLike = None, ksize: TensorLike = None, strides: TensorLike = None,
+    padding: TensorLike = None, data_format: str | None = "NHWC", name: str | None = None,
+    input: TensorLike = None) -> Any:  # fmt: skip
     """Return the maximum of each window of images."""
 
-def avg_pool(
-    value: Any = None,
-    ksize: Any = None,
-    strides: Any = None,
-    padding: Any = None,
-    data_format: Any = "NHWC",
-    name: str | None = None,
-    input: Any = None,
-) -> Any:
+def avg_pool(value: TensorLike = None, ksize: TensorLike = None, strides: TensorLike = None,
+    padding: TensorLike = None, data_format: str | None = "NHWC", name: str | None = None,
+    input: TensorLike = None) -> Any:  # fmt: skip
     """Return the mean of each window of images."""
 
-def max_pool3d(
-    value: Any = None,
-    ksize: Any = None,
-    strides: Any = None,
-    padding: Any = None,
-    data_format: Any = "NDHWC",
-    name: str | None = None,
-    input: Any = None,
-) -> Any:
+def max_pool3d(value: TensorLike = None, ksize: TensorLike = None, strides: TensorLike = None,
+    padding: TensorLike = None, data_format: str | None = "NDHWC", name: str | None = None,
+    input: TensorLike = None) -> Any:  # fmt: skip
     """Return the maximum of each window of volumes; see `max_pool`."""
 
-def avg_pool3d(
-    value: Any = None,
-    ksize: Any = None,
-    strides: Any = None,
-    padding: Any = None,
-    data_format: Any = "NDHWC",
-    name: str | None = None,
-    input: Any = None,
-) -> Any:
+def avg_pool3d(value: TensorLike = None, ksize: TensorLike = None, strides: TensorLike = None,
+    padding: TensorLike = None, data_format: str | None = "NDHWC", name: str | None = None,
+    input: TensorLike = None) -> Any:  # fmt: skip
     """Return the mean of each window of volumes; see `avg_pool`."""
+
+__all__ = [
+    "atrous_conv2d", "avg_pool", "avg_pool3d", "conv1d", "conv2d", "conv2d_transpose", "conv3d",
+    "conv3d_transpose", "convolution", "depthwise_conv2d", "depthwise_conv2d_native", "max_pool",
+    "max_pool3d", "separable_conv2d",
+]  # fmt: skip

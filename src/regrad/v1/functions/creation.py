@@ -23,13 +23,8 @@ from regrad.v1.graph.conversion import as_array, as_sizes, constant
 from regrad.v1.graph.forms import dtype_of, is_eager, one_op, scope
 from regrad.v1.graph.forms import tensor as as_tensor
 from regrad.v1.graph.kinds import FLOATS
-from regrad.v1.graph.rows import row
+from regrad.v1.graph.rows import listed, row, written
 from regrad.v1.graph.tensors import CONVERSIONS, AllAxes, is_tensor
-
-__all__ = [
-    "eye", "fill", "lin_space", "linspace", "one_hot", "ones", "ones_like", "range",
-    "sequence_mask", "zeros", "zeros_like",
-]  # fmt: skip
 
 # -- one value -------------------------------------------------------------------------------------
 
@@ -55,9 +50,8 @@ def fill(dims: TensorLike, value: TensorLike, name: str | None = None) -> Any:
     return broadcast_to(value, dims, name or "Fill")
 
 
-def zeros(
-    shape: TensorLike, dtype: dtypes.DTypeLike = dtypes.float32, name: str | None = None
-) -> Any:
+@written("tf")
+def zeros(shape, dtype=dtypes.float32, name=None):
     """Return zeros of a shape.
 
     Args:
@@ -75,9 +69,8 @@ def zeros(
     return _full(0, shape, dtype, name or "zeros")
 
 
-def ones(
-    shape: TensorLike, dtype: dtypes.DTypeLike = dtypes.float32, name: str | None = None
-) -> Any:
+@written("tf")
+def ones(shape, dtype=dtypes.float32, name=None):
     """Return ones of a shape.
 
     Args:
@@ -111,11 +104,11 @@ def _asks_eager(sizes: TensorLike) -> bool:
     return is_eager(*sizes) if isinstance(sizes, list | tuple) else is_eager(sizes)
 
 
-def _dtype_or_none(dtype: dtypes.DTypeLike | None) -> np.dtype | None:
+def _dtype(dtype: dtypes.DTypeLike | None) -> np.dtype | None:
     return None if dtype is None else dtypes.to_numpy(dtype)
 
 
-@row("tf", "ZerosLike", rg.zeros_like, scope="zeros_like", dtype=_dtype_or_none, optimize=None)
+@row("tf", "ZerosLike: * | T", rg.zeros_like, scope="zeros_like", dtype=_dtype, optimize=None)
 def zeros_like(tensor, dtype=None, name=None, optimize=True):
     """Return zeros with the shape of a tensor, by default also with its dtype.
 
@@ -126,7 +119,7 @@ def zeros_like(tensor, dtype=None, name=None, optimize=True):
     """
 
 
-@row("tf", "OnesLike", rg.ones_like, scope="ones_like", dtype=_dtype_or_none, optimize=None)
+@row("tf", "OnesLike: * | T", rg.ones_like, scope="ones_like", dtype=_dtype, optimize=None)
 def ones_like(tensor, dtype=None, name=None, optimize=True):
     """Return ones with the shape of a tensor, by default also with its dtype.
 
@@ -153,10 +146,8 @@ LIN_SPACE = graph_op("LinSpace", _spread, "start stop", "num")
 WIDTHS = [np.dtype(d) for d in (np.int32, np.int64, np.float32, np.float64)]
 
 
-def range(
-    start: TensorLike, limit: TensorLike = None, delta: TensorLike = 1,
-    dtype: dtypes.DTypeLike | None = None, name: str = "range",
-) -> Any:  # fmt: skip
+@written("tf", "Range: * | Tidx=T")
+def range(start, limit=None, delta: TensorLike = 1, dtype=None, name="range"):
     """Return the numbers from `start` up to, but not including, `limit`.
 
     The dtype is the widest of int32, int64, float32 and float64 among the arguments.
@@ -222,7 +213,7 @@ def _known_number(x: Tensor) -> Any:
     return None if content is None else content.item()
 
 
-@row("tf", "LinSpace", kinds=FLOATS, num=as_sizes)
+@row("tf", "LinSpace: * num | T Tidx", kinds=FLOATS, num=as_sizes)
 def lin_space(start: Tensor, stop: Tensor, num: Any) -> Tensor:
     """Return evenly spaced numbers from `start` to `stop`, including both.
 
@@ -245,10 +236,8 @@ linspace = lin_space
 # -- matrices, masks -------------------------------------------------------------------------------
 
 
-def eye(
-    num_rows: TensorLike, num_columns: TensorLike = None, batch_shape: TensorLike = None,
-    dtype: dtypes.DTypeLike = dtypes.float32, name: str | None = None,
-) -> Any:  # fmt: skip
+@written("tf")
+def eye(num_rows, num_columns=None, batch_shape=None, dtype=dtypes.float32, name=None):
     """Return a matrix, or a batch of them, with ones on the diagonal.
 
     Args:
@@ -280,10 +269,8 @@ def eye(
         return broadcast_to(matrix, (*as_sizes(batch_shape), rows, columns), name=whole)
 
 
-def sequence_mask(
-    lengths: TensorLike, maxlen: TensorLike = None, dtype: dtypes.DTypeLike = dtypes.bool,
-    name: str | None = None,
-) -> Any:  # fmt: skip
+@written("tf")
+def sequence_mask(lengths, maxlen=None, dtype=dtypes.bool, name=None):
     """Return, for each length n, a row with n Trues, then Falses up to `maxlen`.
 
     Args:
@@ -307,11 +294,8 @@ def sequence_mask(
         return cast(less(row, expand_dims(lengths, -1)), dtype, name=whole)
 
 
-def one_hot(
-    indices: TensorLike, depth: TensorLike, on_value: TensorLike = None,
-    off_value: TensorLike = None, axis: int | None = None, dtype: dtypes.DTypeLike | None = None,
-    name: str | None = None,
-) -> Any:  # fmt: skip
+@written("tf", "OneHot: * depth on_value off_value | T=dtype TI axis")
+def one_hot(indices, depth, on_value=None, off_value=None, axis=None, dtype=None, name=None):
     """Return `on_value` at the index, `off_value` elsewhere, along a new axis.
 
     Args:
@@ -357,3 +341,4 @@ def _count_axes(axes: AllAxes, dtype: dtypes.DTypeLike | None, name: str | None)
 
 
 CONVERSIONS[AllAxes] = _count_axes
+__all__ = listed(__name__, "fill linspace")

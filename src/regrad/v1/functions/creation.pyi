@@ -5,54 +5,26 @@ from typing import Any
 from regrad.core.op import TensorLike
 from regrad.v1 import dtypes
 
+def fill(dims: TensorLike, value: TensorLike, name: str | None = None) -> Any: ...
+def zeros(shape: TensorLike, dtype: dtypes.DTypeLike = ..., name: str | None = None) -> Any: ...
+def ones(shape: TensorLike, dtype: dtypes.DTypeLike = ..., name: str | None = None) -> Any: ...
+def zeros_like(tensor: TensorLike, dtype: dtypes.DTypeLike | None = None, name: str | None = None,
+    optimize: bool = True) -> Any: ...  # fmt: skip
+def ones_like(tensor: TensorLike, dtype: dtypes.DTypeLike | None = None, name: str | None = None,
+    optimize: bool = True) -> Any: ...  # fmt: skip
+def range(start: TensorLike, limit: TensorLike = None, delta: TensorLike = 1,
+    dtype: dtypes.DTypeLike | None = None, name: str | None = "range") -> Any: ...  # fmt: skip
+def lin_space(start: TensorLike, stop: TensorLike, num: TensorLike, name: str | None = None) -> Any: ...  # fmt: skip
+def linspace(start: TensorLike, stop: TensorLike, num: TensorLike, name: str | None = None) -> Any: ...  # fmt: skip
+def eye(num_rows: TensorLike, num_columns: TensorLike = None, batch_shape: TensorLike = None,
+    dtype: dtypes.DTypeLike = ..., name: str | None = None) -> Any: ...  # fmt: skip
+def sequence_mask(lengths: TensorLike, maxlen: TensorLike = None, dtype: dtypes.DTypeLike = ...,
+    name: str | None = None) -> Any: ...  # fmt: skip
+def one_hot(indices: TensorLike, depth: TensorLike, on_value: TensorLike = None,
+    off_value: TensorLike = None, axis: TensorLike = None, dtype: dtypes.DTypeLike | None = None,
+    name: str | None = None) -> Any: ...  # fmt: skip
+
 __all__ = [
     "eye", "fill", "lin_space", "linspace", "one_hot", "ones", "ones_like", "range",
     "sequence_mask", "zeros", "zeros_like",
 ]  # fmt: skip
-LARGE: int
-
-def fill(dims: TensorLike, value: TensorLike, name: str | None = None) -> Any: ...
-def zeros(shape: TensorLike, dtype: dtypes.DTypeLike = ..., name: str | None = None) -> Any: ...
-def ones(shape: TensorLike, dtype: dtypes.DTypeLike = ..., name: str | None = None) -> Any: ...
-def zeros_like(
-    tensor: Any, dtype: Any = None, name: str | None = None, optimize: Any = True
-) -> Any: ...
-def ones_like(
-    tensor: Any, dtype: Any = None, name: str | None = None, optimize: Any = True
-) -> Any: ...
-
-RANGE: Any
-LIN_SPACE: Any
-WIDTHS: list[Any]
-
-def range(
-    start: TensorLike,
-    limit: TensorLike = None,
-    delta: TensorLike = 1,
-    dtype: dtypes.DTypeLike | None = None,
-    name: str = "range",
-) -> Any: ...
-def lin_space(start: Any, stop: Any, num: Any, name: str | None = None) -> Any: ...
-def linspace(start: Any, stop: Any, num: Any, name: str | None = None) -> Any: ...
-def eye(
-    num_rows: TensorLike,
-    num_columns: TensorLike = None,
-    batch_shape: TensorLike = None,
-    dtype: dtypes.DTypeLike = ...,
-    name: str | None = None,
-) -> Any: ...
-def sequence_mask(
-    lengths: TensorLike,
-    maxlen: TensorLike = None,
-    dtype: dtypes.DTypeLike = ...,
-    name: str | None = None,
-) -> Any: ...
-def one_hot(
-    indices: TensorLike,
-    depth: TensorLike,
-    on_value: TensorLike = None,
-    off_value: TensorLike = None,
-    axis: int | None = None,
-    dtype: dtypes.DTypeLike | None = None,
-    name: str | None = None,
-) -> Any: ...

@@ -14,6 +14,7 @@ from regrad.v1.graph.conversion import as_sizes, build, convert_to_tensor
 from regrad.v1.graph.forms import one_op, scope
 from regrad.v1.graph.row_docs import fill_in
 from regrad.v1.graph.rows import row
+from regrad.v1.graph.tf_names import RESIZE
 
 
 class ResizeMethod:
@@ -36,10 +37,7 @@ def _as_floats(x: Tensor) -> Tensor:
     return x if x.dtype.kind == "f" and x.dtype.itemsize >= 4 else rg.astype(x, rg.float32)
 
 
-LISTED = "(images, size, align_corners=False, name=None, half_pixel_centers=False)"
-
-
-@row("tf.image", "ResizeBilinear", size=as_sizes)
+@row("tf.image", f"ResizeBilinear: * size | {RESIZE}", size=as_sizes)
 def resize_bilinear(images, size, align_corners=False, name=None, half_pixel_centers=False):
     """Return images resized by bilinear interpolation, as floats.
 
@@ -54,7 +52,7 @@ def resize_bilinear(images, size, align_corners=False, name=None, half_pixel_cen
     return rg.nn.resize_bilinear(_as_floats(images), size, align_corners, half_pixel_centers)
 
 
-@row("tf.image", "ResizeNearestNeighbor", rg.nn.resize_nearest, size=as_sizes)
+@row("tf.image", f"ResizeNearestNeighbor: * size | {RESIZE}", rg.nn.resize_nearest, size=as_sizes)
 def resize_nearest_neighbor(images, size, align_corners=False, name=None, half_pixel_centers=False):
     """Return images resized by copying the nearest pixel.
 
@@ -68,7 +66,7 @@ def resize_nearest_neighbor(images, size, align_corners=False, name=None, half_p
     """
 
 
-RESIZE = {
+METHODS = {
     ResizeMethod.BILINEAR: resize_bilinear,
     ResizeMethod.NEAREST_NEIGHBOR: resize_nearest_neighbor,
 }
@@ -100,13 +98,13 @@ def resize_images(
     ...     print(tf.image.resize_images(tf.zeros([1, 2, 2, 3]), [4, 6]).shape)
     (1, 4, 6, 3)
     """
-    if method not in RESIZE or preserve_aspect_ratio:
+    if method not in METHODS or preserve_aspect_ratio:
         raise GraphError(
             "resize_images: the methods are BILINEAR and NEAREST_NEIGHBOR, without "
             f"preserve_aspect_ratio; got the method {method!r}"
         )
     with scope(name or "resize", images):
-        return RESIZE[method](images, size, align_corners)
+        return METHODS[method](images, size, align_corners)
 
 
 def _flip(

@@ -10,33 +10,12 @@ class ResizeMethod:
     BICUBIC: int
     AREA: int
 
-LISTED: str
-
-def resize_bilinear(
-    images: Any,
-    size: Any,
-    align_corners: Any = False,
-    name: str | None = None,
-    half_pixel_centers: Any = False,
-) -> Any: ...
-def resize_nearest_neighbor(
-    images: Any,
-    size: Any,
-    align_corners: Any = False,
-    name: str | None = None,
-    half_pixel_centers: Any = False,
-) -> Any: ...
-
-RESIZE: dict[Any, Any]
-
-def resize_images(
-    images: TensorLike,
-    size: TensorLike,
-    method: int = ...,
-    align_corners: bool = False,
-    preserve_aspect_ratio: bool = False,
-    name: str | None = None,
-) -> Any: ...
+def resize_bilinear(images: TensorLike, size: TensorLike, align_corners: bool = False,
+    name: str | None = None, half_pixel_centers: bool = False) -> Any: ...  # fmt: skip
+def resize_nearest_neighbor(images: TensorLike, size: TensorLike, align_corners: bool = False,
+    name: str | None = None, half_pixel_centers: bool = False) -> Any: ...  # fmt: skip
+def resize_images(images: TensorLike, size: TensorLike, method: int = ..., align_corners: bool = False,
+    preserve_aspect_ratio: bool = False, name: str | None = None) -> Any: ...  # fmt: skip
 def flip_left_right(image: TensorLike) -> Any:
     """Return images (or one image) flipped left to right."""
 

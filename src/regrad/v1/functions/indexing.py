@@ -10,34 +10,26 @@ import numpy as np
 import regrad as rg
 from regrad.core.dims import Dim, UnknownRank, is_known, size_of
 from regrad.core.op import TensorLike
-from regrad.core.tensor import Readable, Tensor
+from regrad.core.tensor import Tensor
 from regrad.errors import ArgumentError, GraphError, IndexRangeError
 from regrad.v1 import dtypes
-from regrad.v1.functions.arrays import (
-    concat,
-    dimension_tensor,
-    reshape,
-    squeeze,
-    stack,
-    stop_gradient,
-)
+from regrad.v1.functions.arrays import concat, dimension_tensor, reshape, squeeze, stack
 from regrad.v1.functions.creation import ones_like
 from regrad.v1.functions.math import add, cast, maximum, not_equal, subtract, to_int64, where
 from regrad.v1.functions.reductions import argsort, cumsum, invert_permutation, reduce_max, sort
 from regrad.v1.graph.conversion import as_sizes
 from regrad.v1.graph.forms import axes_of, dtype_of, one_op, rank_of, scope, shape_of
 from regrad.v1.graph.forms import tensor as as_tensor
-from regrad.v1.graph.rows import row
+from regrad.v1.graph.rows import listed, row, written
 from regrad.v1.graph.static_shapes import TensorShape
 from regrad.v1.graph.tensors import is_tensor, rg_read
+from regrad.v1.graph.tf_names import SLICES, declare
 from regrad.v1.graph.values import indices_from_zero
 
-__all__ = [
-    "batch_gather", "boolean_mask", "confusion_matrix", "gather", "gather_nd", "scatter_nd",
-    "slice", "strided_slice", "tensor_scatter_update", "unique",
-]  # fmt: skip
-
 # -- tensor[…] -------------------------------------------------------------------------------------
+
+
+declare(f"StridedSlice: * begin=first end=last strides=steps | T {SLICES}")
 
 
 def getitem(x: TensorLike, index: Any, name: str = "strided_slice") -> Any:
@@ -92,7 +84,7 @@ def _is_within(n: Any, begin: Any, size: Any) -> bool:
     return 0 <= begin <= begin + max(size, 0) <= n
 
 
-@row("tf", "Slice", begin=as_sizes, size=as_sizes)
+@row("tf", "Slice: * begin size | T Index", begin=as_sizes, size=as_sizes)
 def slice(input_: Tensor, begin: Any, size: Any) -> Any:
     """Return the block that starts at `begin` and has the shape `size`.
 
@@ -124,11 +116,11 @@ def slice(input_: Tensor, begin: Any, size: Any) -> Any:
     return y if checked else rg.reshape(y, sizes)  # raises in the run if it is too large
 
 
+@written("tf")
 def strided_slice(
-    input_: TensorLike, begin: TensorLike, end: TensorLike, strides: TensorLike = None,
-    begin_mask: int = 0, end_mask: int = 0, ellipsis_mask: int = 0, new_axis_mask: int = 0,
-    shrink_axis_mask: int = 0, var: Readable | None = None, name: str | None = None,
-) -> Any:  # fmt: skip
+    input_, begin, end, strides=None, begin_mask=0, end_mask=0, ellipsis_mask=0, new_axis_mask=0,
+    shrink_axis_mask=0, var=None, name=None,
+):  # fmt: skip
     """Return the elements that `input_[begin:end:strides]` selects, axis by axis.
 
     Bit i of a mask refers to entry i.
@@ -173,10 +165,8 @@ def strided_slice(
 # -- gathers and scatters --------------------------------------------------------------------------
 
 
-def gather(
-    params: TensorLike, indices: TensorLike, validate_indices: bool | None = None,
-    name: str | None = None, axis: TensorLike = None, batch_dims: int = 0,
-) -> Any:  # fmt: skip
+@written("tf", "GatherV2: * axis | Tparams Tindices Taxis batch_dims")
+def gather(params, indices, validate_indices=None, name=None, axis=None, batch_dims=0):
     """Return slices of `params` along an axis.
 
     Args:
@@ -200,7 +190,7 @@ def gather(
     """
     axis = batch_dims if axis is None else axes_of(axis)
     attrs = {"same": False, "axis": axis, "batch_dims": batch_dims}
-    return one_op("GatherV2", name or "GatherV2", _take, params, indices, **attrs)
+    return one_op("GatherV2", name, _take, params, indices, **attrs)
 
 
 def _take(x: Tensor, indices: Tensor, axis: int, batch_dims: int) -> Any:
@@ -236,7 +226,7 @@ def batch_gather(params: TensorLike, indices: TensorLike, name: str | None = Non
     return gather(params, indices, name=name or "BatchGather", batch_dims=batch - 1)
 
 
-@row("tf", "GatherNd", same=False)
+@row("tf", "GatherNd: * | Tparams Tindices", same=False)
 def gather_nd(params: Tensor, indices: Tensor) -> Tensor:
     """Return slices of `params` at index vectors along the last axis of `indices`.
 
@@ -248,7 +238,7 @@ def gather_nd(params: Tensor, indices: Tensor) -> Tensor:
     return rg.gather_nd(params, indices_from_zero("gather_nd", indices))
 
 
-@row("tf", "ScatterNd", same=False)
+@row("tf", "ScatterNd: * shape | T=Tindices Tindices=T", same=False)
 def scatter_nd(indices: Tensor, updates: Tensor, shape: Any) -> Tensor:
     """Return zeros of a shape, with `updates` added at index vectors.
 
@@ -274,9 +264,8 @@ def tensor_scatter_update(tensor, indices, updates):
 # -- functions whose result's shape depends on values ----------------------------------------------
 
 
-def boolean_mask(
-    tensor: TensorLike, mask: TensorLike, name: str = "boolean_mask", axis: int | None = None
-) -> Any:
+@written("tf")
+def boolean_mask(tensor, mask, name="boolean_mask", axis=None):
     """Return the slices of a tensor where a mask of the axes from `axis` on is true.
 
     The number of slices is known only in the run.
@@ -325,9 +314,8 @@ class Unique(NamedTuple):
     idx: Any
 
 
-def unique(
-    x: TensorLike, out_idx: dtypes.DTypeLike = dtypes.int32, name: str | None = None
-) -> Unique:
+@written("tf")
+def unique(x, out_idx=dtypes.int32, name=None) -> Unique:
     """Return the distinct values of a vector, in the order of their first occurrence.
 
     The values have no gradient.
@@ -347,7 +335,7 @@ def unique(
     ([7, 3], [0, 1, 0])
     """
     with scope(name or "Unique", x):
-        x = stop_gradient(x)
+        x = one_op("StopGradient", None, rg.stop_gradient, x)
         order = argsort(x, stable=True)
         ordered = gather(x, order)
         first = ones_like(ordered[:1], dtypes.bool)
@@ -359,10 +347,10 @@ def unique(
         return Unique(gather(x, sort(firsts)), cast(idx, out_idx))
 
 
+@written("tf")
 def confusion_matrix(
-    labels: TensorLike, predictions: TensorLike, num_classes: TensorLike = None,
-    dtype: dtypes.DTypeLike = dtypes.int32, name: str | None = None, weights: TensorLike = None,
-) -> Any:  # fmt: skip
+    labels, predictions, num_classes=None, dtype=dtypes.int32, name=None, weights=None
+):
     """Return the count, or sum of weights, of each pair of a label (row) and prediction (column).
 
     Args:
@@ -388,3 +376,6 @@ def confusion_matrix(
         ones = ones_like(labels) if weights is None else as_tensor(weights)
         places = stack([labels, predictions], axis=1)
         return scatter_nd(places, cast(ones, dtype), [count, count])
+
+
+__all__ = listed(__name__, "batch_gather")

@@ -3,57 +3,34 @@
 from typing import Any, NamedTuple
 
 from regrad.core.op import TensorLike
-from regrad.core.tensor import Readable
 from regrad.v1 import dtypes
 
-__all__ = [
-    "batch_gather", "boolean_mask", "confusion_matrix", "gather", "gather_nd", "scatter_nd",
-    "slice", "strided_slice", "tensor_scatter_update", "unique",
-]  # fmt: skip
-
 def getitem(x: TensorLike, index: Any, name: str = "strided_slice") -> Any: ...
-def slice(input_: Any, begin: Any, size: Any, name: str | None = None) -> Any: ...
-def strided_slice(
-    input_: TensorLike,
-    begin: TensorLike,
-    end: TensorLike,
-    strides: TensorLike = None,
-    begin_mask: int = 0,
-    end_mask: int = 0,
-    ellipsis_mask: int = 0,
-    new_axis_mask: int = 0,
-    shrink_axis_mask: int = 0,
-    var: Readable | None = None,
-    name: str | None = None,
-) -> Any: ...
-def gather(
-    params: TensorLike,
-    indices: TensorLike,
-    validate_indices: bool | None = None,
-    name: str | None = None,
-    axis: TensorLike = None,
-    batch_dims: int = 0,
-) -> Any: ...
+def slice(input_: TensorLike, begin: TensorLike, size: TensorLike, name: str | None = None) -> Any: ...  # fmt: skip
+def strided_slice(input_: TensorLike, begin: TensorLike, end: TensorLike, strides: TensorLike = None,
+    begin_mask: int = 0, end_mask: int = 0, ellipsis_mask: int = 0, new_axis_mask: int = 0,
+    shrink_axis_mask: int = 0, var: TensorLike = None, name: str | None = None) -> Any: ...  # fmt: skip
+def gather(params: TensorLike, indices: TensorLike, validate_indices: TensorLike = None,
+    name: str | None = None, axis: TensorLike = None, batch_dims: int = 0) -> Any: ...  # fmt: skip
 def batch_gather(params: TensorLike, indices: TensorLike, name: str | None = None) -> Any: ...
-def gather_nd(params: Any, indices: Any, name: str | None = None) -> Any: ...
-def scatter_nd(indices: Any, updates: Any, shape: Any, name: str | None = None) -> Any: ...
-def tensor_scatter_update(
-    tensor: Any, indices: Any, updates: Any, name: str | None = None
-) -> Any: ...
-def boolean_mask(
-    tensor: TensorLike, mask: TensorLike, name: str = "boolean_mask", axis: int | None = None
-) -> Any: ...
+def gather_nd(params: TensorLike, indices: TensorLike, name: str | None = None) -> Any: ...
+def scatter_nd(indices: TensorLike, updates: TensorLike, shape: TensorLike,
+    name: str | None = None) -> Any: ...  # fmt: skip
+def tensor_scatter_update(tensor: TensorLike, indices: TensorLike, updates: TensorLike,
+    name: str | None = None) -> Any: ...  # fmt: skip
+def boolean_mask(tensor: TensorLike, mask: TensorLike, name: str | None = "boolean_mask",
+    axis: TensorLike = None) -> Any: ...  # fmt: skip
 
 class Unique(NamedTuple):
     y: Any
     idx: Any
 
 def unique(x: TensorLike, out_idx: dtypes.DTypeLike = ..., name: str | None = None) -> Unique: ...
-def confusion_matrix(
-    labels: TensorLike,
-    predictions: TensorLike,
-    num_classes: TensorLike = None,
-    dtype: dtypes.DTypeLike = ...,
-    name: str | None = None,
-    weights: TensorLike = None,
-) -> Any: ...
+def confusion_matrix(labels: TensorLike, predictions: TensorLike, num_classes: TensorLike = None,
+    dtype: dtypes.DTypeLike = ..., name: str | None = None,
+    weights: TensorLike | None = None) -> Any: ...  # fmt: skip
+
+__all__ = [
+    "batch_gather", "boolean_mask", "confusion_matrix", "gather", "gather_nd", "scatter_nd",
+    "slice", "strided_slice", "tensor_scatter_update", "unique",
+]  # fmt: skip

@@ -18,34 +18,19 @@ from regrad.graph.deferred import deferrable
 from regrad.v1.functions.creation import eye as eye
 from regrad.v1.functions.math import cast
 from regrad.v1.graph.conversion import as_sizes
-from regrad.v1.graph.forms import (
-    axes_of,
-    dtype_of,
-    one_op,
-    rank_of,
-    renamed,
-    scope,
-    tensor,
-)
+from regrad.v1.graph.forms import axes_of, dtype_of, one_op, rank_of, renamed, scope, tensor
 from regrad.v1.graph.kinds import INEXACT, NUMBERS
-from regrad.v1.graph.rows import define, row
+from regrad.v1.graph.rows import define, listed, row, written
 from regrad.v1.graph.tensors import is_tensor
-
-__all__ = [
-    "cholesky", "cholesky_solve", "cross", "einsum", "matmul", "matrix_band_part",
-    "matrix_determinant", "matrix_diag", "matrix_diag_part", "matrix_inverse", "matrix_set_diag",
-    "matrix_solve", "matrix_transpose", "matrix_triangular_solve", "norm", "qr", "self_adjoint_eig",
-    "self_adjoint_eigvals", "svd", "tensordot", "trace",
-]  # fmt: skip
 
 # -- products --------------------------------------------------------------------------------------
 
 
+@written("tf")
 def matmul(
-    a: TensorLike, b: TensorLike, transpose_a: bool = False, transpose_b: bool = False,
-    adjoint_a: bool = False, adjoint_b: bool = False, a_is_sparse: bool = False,
-    b_is_sparse: bool = False, name: str | None = None,
-) -> Any:  # fmt: skip
+    a, b, transpose_a=False, transpose_b=False, adjoint_a=False, adjoint_b=False,
+    a_is_sparse=False, b_is_sparse=False, name=None,
+):  # fmt: skip
     """Return the product of matrices, optionally transposed first.
 
     Batch axes broadcast. (TensorFlow 1 requires equal batch axes.)
@@ -77,7 +62,7 @@ def matmul(
         "transpose_a": transpose_a or adjoint_a, "transpose_b": transpose_b or adjoint_b,
         "conjugate_a": adjoint_a, "conjugate_b": adjoint_b,
     }  # fmt: skip
-    return one_op("MatMul", name or "MatMul", _product, a, b, kinds=NUMBERS, **attrs)
+    return one_op("MatMul", name, _product, a, b, kinds=NUMBERS, **attrs)
 
 
 def _product(
@@ -119,6 +104,7 @@ def tensordot(a, b, axes):
     """
 
 
+@written("tf", "Einsum: * | N T equation")
 def einsum(equation: str, *inputs: TensorLike, name: str | None = None) -> Any:
     """Return an Einstein sum: the product of tensors, summed over the axes not in the result.
 
@@ -145,7 +131,7 @@ def _einsum(*xs: Tensor, equation: str) -> Any:
     return rg.einsum(equation, *xs)
 
 
-@row("tf", "Cross", lambda a, b: rg.find_op("Cross").function(a, b, axis=-1), NUMBERS)
+@row("tf", "Cross: * | T", lambda a, b: rg.find_op("Cross").function(a, b, axis=-1), NUMBERS)
 def cross(a, b):
     """Return the cross product of vectors of three elements along the last axis.
 
@@ -204,7 +190,7 @@ def _adjoint(x: Tensor) -> Any:
     return rg.conj(rg.matrix_transpose(x))
 
 
-@row("tf", "MatrixDiag", rg.linalg.diag)
+@row("tf", "MatrixDiag: * | T", rg.linalg.diag)
 def matrix_diag(diagonal):
     """Return matrices with the input on the diagonal and zeros elsewhere.
 
@@ -219,7 +205,7 @@ def matrix_diag(diagonal):
 diag = matrix_diag
 
 
-@row("tf", "MatrixDiagPart", rg.linalg.diagonal)
+@row("tf", "MatrixDiagPart: * | T", rg.linalg.diagonal)
 def matrix_diag_part(input):
     """Return the diagonals of matrices.
 
@@ -327,10 +313,8 @@ def trace(x: TensorLike, name: str | None = None) -> Any:
 # -- norms -----------------------------------------------------------------------------------------
 
 
-def norm(
-    tensor: TensorLike, ord: str | float = "euclidean", axis: TensorLike = None,
-    keepdims: bool | None = None, name: str | None = None, keep_dims: bool | None = None,
-) -> Any:  # fmt: skip
+@written("tf")
+def norm(tensor, ord: Any = "euclidean", axis=None, keepdims=None, name=None, keep_dims=None):
     """Return the norm of vectors (of one axis or all elements) or matrices (of two axes).
 
     The gradient at 0 is 0.
@@ -441,7 +425,7 @@ def logdet(matrix: Tensor) -> Tensor:
     return 2 * rg.sum(rg.log(rg.real(rg.linalg.diagonal(rg.linalg.cholesky(matrix)))), axis=-1)
 
 
-@row("tf", "MatrixInverse", kinds=INEXACT, adjoint=bool)
+@row("tf", "MatrixInverse: * | T adjoint=no", kinds=INEXACT, adjoint=bool)
 def matrix_inverse(input: Tensor, adjoint: bool = False) -> Tensor:
     """Return the inverses of matrices, or of their adjoints.
 
@@ -469,7 +453,7 @@ def expm(input):
     """
 
 
-@row("tf", "MatrixSolve", kinds=INEXACT, adjoint=bool)
+@row("tf", "MatrixSolve: * | T adjoint=transpose", kinds=INEXACT, adjoint=bool)
 def matrix_solve(matrix: Tensor, rhs: Tensor, adjoint: bool = False) -> Tensor:
     """Return the y with `matrix @ y = rhs`, or with the adjoint of the matrix.
 
@@ -487,7 +471,10 @@ def matrix_solve(matrix: Tensor, rhs: Tensor, adjoint: bool = False) -> Tensor:
 solve = matrix_solve
 
 
-@row("tf", "MatrixTriangularSolve", _triangular_solve, INEXACT, lower=bool, adjoint=bool)
+SOLVE = "MatrixTriangularSolve: * | T lower adjoint=transpose"
+
+
+@row("tf", SOLVE, _triangular_solve, INEXACT, lower=bool, adjoint=bool)
 def matrix_triangular_solve(matrix, rhs, lower=True, adjoint=False):
     """Return the y with `matrix @ y = rhs`, reading only one triangle of the matrix.
 
@@ -574,10 +561,8 @@ def _svd(x: Tensor, full_matrices: bool) -> tuple[Tensor, Tensor, Tensor]:
     return s, u, _adjoint(vh)
 
 
-def svd(
-    tensor: TensorLike, full_matrices: bool = False, compute_uv: bool = True,
-    name: str | None = None,
-) -> Any:  # fmt: skip
+@written("tf", "Svd: * | T compute_uv=yes full_matrices")
+def svd(tensor, full_matrices=False, compute_uv=True, name=None):
     """Return the singular values (descending) and the left and right singular vectors (columns).
 
     Args:
@@ -600,12 +585,12 @@ def svd(
     """
     if not compute_uv:
         return one_op("SingularValues", name or "Svd", rg.linalg.svdvals, tensor, kinds=INEXACT)
-    attrs = {"kinds": INEXACT, "full_matrices": bool(full_matrices)}
-    return one_op("Svd", name or "Svd", _svd, tensor, **attrs)
+    return one_op("Svd", name, _svd, tensor, kinds=INEXACT, full_matrices=bool(full_matrices))
 
 
-qr = define("tf.qr(input, full_matrices=False)", "Qr", _qr, INEXACT)
-self_adjoint_eig = eigh = define("tf.self_adjoint_eig(tensor)", "SelfAdjointEigV2", _eigh, INEXACT)
+QR, EIGH = "Qr: * | T full_matrices=is_complete", "SelfAdjointEigV2: * | T compute_v=yes"
+qr = define("tf.qr(input, full_matrices=False)", QR, _qr, INEXACT)
+self_adjoint_eig = eigh = define("tf.self_adjoint_eig(tensor)", EIGH, _eigh, INEXACT)
 
 
 @row("tf", "SelfAdjointEigvals", rg.linalg.eigvalsh, INEXACT)
@@ -620,3 +605,4 @@ def self_adjoint_eigvals(tensor):
 
 
 eigvalsh = self_adjoint_eigvals
+__all__ = listed(__name__, "matrix_transpose trace")

@@ -6,6 +6,7 @@ As in TensorFlow, losses of predictions are computed in float32. If all weights 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import regrad as rg
@@ -16,8 +17,8 @@ from regrad.graph.deferred import deferrable
 from regrad.shapes.sizes import differ
 from regrad.v1.functions.nn import sparse_cross_entropy
 from regrad.v1.graph.conversion import build, constant, convert_to_tensor
-from regrad.v1.graph.forms import renamed
 from regrad.v1.graph.graphs import GraphKeys, add_to_collection, current_graph, get_collection
+from regrad.v1.graph.rows import row, written
 from regrad.v1.graph.tensors import Tensor
 from regrad.v1.graph.values import alike, floats
 
@@ -56,15 +57,14 @@ class Reduction:
 
 BY_NONZERO, LOSSES = Reduction.SUM_BY_NONZERO_WEIGHTS, GraphKeys.LOSSES
 Name = str | None
-Options = tuple[Any, Name, Name, str]  # weights, scope, collection, reduction
 
 # -- weights and reductions ----------------------------------------------------------------------
 
 
+@written("tf.losses")
 def compute_weighted_loss(
-    losses: TensorLike, weights: TensorLike = 1.0, scope: Name = None,
-    loss_collection: Name = LOSSES, reduction: str = BY_NONZERO,
-) -> Tensor:  # fmt: skip
+    losses, weights: TensorLike = 1.0, scope=None, loss_collection=LOSSES, reduction=BY_NONZERO
+) -> Tensor:
     """Return losses multiplied by weights and reduced, and add the result to a collection.
 
     Args:
@@ -270,42 +270,44 @@ def _sum(losses: Sequence[Tensor], name: str) -> Tensor:
 
 
 def _compute(
-    default: str, formula: Callable[..., rg.Tensor], labels: TensorLike, predictions: TensorLike,
-    options: Options, **attrs: Any,
+    scope: str, formula: Callable[..., rg.Tensor], labels: TensorLike, predictions: TensorLike,
+    *, weights: Any, loss_collection: Name, reduction: str = Reduction.SUM, **attrs: Any,
 ) -> Tensor:  # fmt: skip
     """Compute an elementwise loss of two tensors in a scope, then weight and reduce it."""
-    weights, scope, collection, reduction = options
     if labels is None or predictions is None:
-        raise GraphError(f"{default}: labels and predictions (or logits) must not be None.")
+        raise GraphError(f"{scope}: labels and predictions (or logits) must not be None.")
     Reduction.validate(reduction)
-    with current_graph().name_scope(scope or default):
+    with current_graph().name_scope(scope):
         losses = build("", None, deferrable(formula), labels, predictions, **attrs)
-        return _reduce(losses, weights, collection, reduction)
+        return _reduce(losses, weights, loss_collection, reduction)
 
 
-def _of_predictions(
-    loss: Callable[..., rg.Tensor], labels: TensorLike, predictions: TensorLike, options: Options,
-    scope_name: Name = None, **attrs: Any,
-) -> Tensor:  # fmt: skip
-    """Compute a regrad loss of tensors as float32."""
+def _of_predictions(_: None, scope: str, loss: Callable[..., Any], *xs: Any, **options: Any) -> Any:
+    """Compute a regrad loss of labels and predictions as float32."""
 
     def formula(labels: rg.Tensor, predictions: rg.Tensor, **attrs: Any) -> rg.Tensor:
         pair = alike(loss.__name__, labels, predictions)
         return loss(*map(_as_float32, pair), None, "none", **attrs)
 
-    return _compute(scope_name or loss.__name__, formula, labels, predictions, options, **attrs)
+    if options.get("axis", 0) is None:
+        raise GraphError("You must specify 'axis'.")
+    return _compute(scope, formula, *xs, **options)
 
 
-def absolute_difference(
-    labels: TensorLike, predictions: TensorLike, weights: TensorLike = 1.0, scope: Name = None,
-    loss_collection: Name = LOSSES, reduction: str = BY_NONZERO,
-) -> Tensor:  # fmt: skip
+def _options(scope=None, loss_collection=LOSSES, reduction=BY_NONZERO) -> None:
+    """Declare the last parameters of most losses."""
+
+
+_loss = partial(row, "tf.losses", None, returns="Tensor")  # op type None: compositions
+
+
+@_loss(rg.losses.absolute_difference, call=_of_predictions, then=_options)
+def absolute_difference(labels, predictions, weights=1.0):
     """Return `abs(predictions - labels)`, weighted and reduced.
 
     Args:
         labels: A tensor or array of numbers, the true values.
         predictions: A tensor or array of the same shape.
-        scope: The name scope.
 
     Returns:
         A float32 tensor. It has rank 0, or the shape of the losses if `reduction` is `NONE`.
@@ -313,27 +315,20 @@ def absolute_difference(
     Raises:
         ShapeError: the shapes differ, or the weights do not broadcast.
         GraphError: the reduction is unknown.
-
-    Source: `tf.losses.absolute_difference`.
 
     >>> with tf.Graph().as_default(), tf.Session() as sess:
     ...     print(sess.run(tf.losses.absolute_difference([1.0, 2.0], [1.0, 4.0])))
     1.0
     """
-    options = weights, scope, loss_collection, reduction
-    return _of_predictions(rg.losses.absolute_difference, labels, predictions, options)
 
 
-def mean_squared_error(
-    labels: TensorLike, predictions: TensorLike, weights: TensorLike = 1.0, scope: Name = None,
-    loss_collection: Name = LOSSES, reduction: str = BY_NONZERO,
-) -> Tensor:  # fmt: skip
+@_loss(rg.losses.mean_squared_error, call=_of_predictions, then=_options)
+def mean_squared_error(labels, predictions, weights=1.0):
     """Return `(predictions - labels) ** 2`, weighted and reduced.
 
     Args:
         labels: A tensor or array of numbers, the true values.
         predictions: A tensor or array of the same shape.
-        scope: The name scope.
 
     Returns:
         A float32 tensor. It has rank 0, or the shape of the losses if `reduction` is `NONE`.
@@ -342,27 +337,20 @@ def mean_squared_error(
         ShapeError: the shapes differ, or the weights do not broadcast.
         GraphError: the reduction is unknown.
 
-    Source: `tf.losses.mean_squared_error`.
-
     >>> with tf.Graph().as_default(), tf.Session() as sess:
     ...     print(sess.run(tf.losses.mean_squared_error([1.0, 2.0], [1.0, 4.0])))
     2.0
     """
-    options = weights, scope, loss_collection, reduction
-    return _of_predictions(rg.losses.mean_squared_error, labels, predictions, options)
 
 
-def huber_loss(
-    labels: TensorLike, predictions: TensorLike, weights: TensorLike = 1.0, delta: float = 1.0,
-    scope: Name = None, loss_collection: Name = LOSSES, reduction: str = BY_NONZERO,
-) -> Tensor:  # fmt: skip
+@_loss(rg.losses.huber_loss, call=_of_predictions, then=_options)
+def huber_loss(labels, predictions, weights=1.0, delta=1.0):
     """Return half the squared error, linear beyond an error of `delta`, weighted and reduced.
 
     Args:
         labels: A tensor or array of numbers, the true values.
         predictions: A tensor or array of the same shape.
         delta: The error beyond which the loss is linear.
-        scope: The name scope.
 
     Returns:
         A float32 tensor. It has rank 0, or the shape of the losses if `reduction` is `NONE`.
@@ -370,27 +358,20 @@ def huber_loss(
     Raises:
         ShapeError: the shapes differ, or the weights do not broadcast.
         GraphError: the reduction is unknown.
-
-    Source: `tf.losses.huber_loss`.
 
     >>> with tf.Graph().as_default(), tf.Session() as sess:
     ...     print(sess.run(tf.losses.huber_loss([1.0, 2.0], [1.0, 4.0])))
     0.75
     """
-    options = weights, scope, loss_collection, reduction
-    return _of_predictions(rg.losses.huber_loss, labels, predictions, options, delta=delta)
 
 
-def hinge_loss(
-    labels: TensorLike, logits: TensorLike, weights: TensorLike = 1.0, scope: Name = None,
-    loss_collection: Name = LOSSES, reduction: str = BY_NONZERO,
-) -> Tensor:  # fmt: skip
+@_loss(rg.losses.hinge_loss, call=_of_predictions, then=_options)
+def hinge_loss(labels, logits, weights=1.0):
     """Return `relu(1 - s * logits)`, weighted and reduced. s is `2 * labels - 1`.
 
     Args:
         labels: A tensor or array of the numbers 0 and 1.
         logits: A tensor or array of the same shape.
-        scope: The name scope.
 
     Returns:
         A float32 tensor. It has rank 0, or the shape of the losses if `reduction` is `NONE`.
@@ -399,20 +380,14 @@ def hinge_loss(
         ShapeError: the shapes differ, or the weights do not broadcast.
         GraphError: the reduction is unknown.
 
-    Source: `tf.losses.hinge_loss`.
-
     >>> with tf.Graph().as_default(), tf.Session() as sess:
     ...     print(sess.run(tf.losses.hinge_loss([0.0, 1.0], [0.5, 0.5])))
     1.0
     """
-    options = weights, scope, loss_collection, reduction
-    return _of_predictions(rg.losses.hinge_loss, labels, logits, options)
 
 
-def log_loss(
-    labels: TensorLike, predictions: TensorLike, weights: TensorLike = 1.0, epsilon: float = 1e-7,
-    scope: Name = None, loss_collection: Name = LOSSES, reduction: str = BY_NONZERO,
-) -> Tensor:  # fmt: skip
+@_loss(rg.losses.log_loss, call=_of_predictions, then=_options)
+def log_loss(labels, predictions, weights=1.0, epsilon=1e-7):
     """Return the cross entropy of labels and probabilities, weighted and reduced.
 
     The loss is `-labels * log(p + epsilon) - (1 - labels) * log(1 - p + epsilon)`.
@@ -421,7 +396,6 @@ def log_loss(
         labels: A tensor or array of numbers, the true values.
         predictions: A tensor or array of the same shape.
         epsilon: A small number that keeps the logarithms finite.
-        scope: The name scope.
 
     Returns:
         A float32 tensor. It has rank 0, or the shape of the losses if `reduction` is `NONE`.
@@ -430,29 +404,23 @@ def log_loss(
         ShapeError: the shapes differ, or the weights do not broadcast.
         GraphError: the reduction is unknown.
 
-    Source: `tf.losses.log_loss`.
-
     >>> with tf.Graph().as_default(), tf.Session() as sess:
     ...     print(sess.run(tf.losses.log_loss([1.0, 0.0], [0.5, 0.5])))
     0.69314694
     """
-    options = weights, scope, loss_collection, reduction
-    return _of_predictions(rg.losses.log_loss, labels, predictions, options, epsilon=epsilon)
 
 
+@_loss(rg.losses.cosine_distance, call=_of_predictions, scope="cosine_distance_loss")
 def cosine_distance(
-    labels: TensorLike, predictions: TensorLike, axis: int | None = None, weights: TensorLike = 1.0,
-    scope: Name = None, loss_collection: Name = LOSSES, reduction: str = BY_NONZERO,
-    dim: int | None = None,
-) -> Tensor:  # fmt: skip
+    labels, predictions, axis=None, weights=1.0, scope=None, loss_collection=LOSSES,
+    reduction=BY_NONZERO, dim=None,
+):  # fmt: skip
     """Return `1 - sum(labels * predictions)` of vectors of norm 1, weighted and reduced.
 
     Args:
         labels: A tensor or array of numbers, the true values.
         predictions: A tensor or array of the same shape.
         axis: The axis of the vectors.
-        dim: The old name of `axis`.
-        scope: The name scope.
 
     Returns:
         A float32 tensor. It has rank 0, or the shape of the losses if `reduction` is `NONE`.
@@ -462,32 +430,30 @@ def cosine_distance(
         GraphError: the reduction is unknown.
         GraphError: the axis is missing.
 
-    Source: `tf.losses.cosine_distance`.
-
     >>> with tf.Graph().as_default(), tf.Session() as sess:
     ...     print(sess.run(tf.losses.cosine_distance([[1.0, 0.0]], [[0.6, 0.8]], axis=1)))
     0.39999998
     """
-    axis = renamed("axis", axis, "dim", dim)
-    if axis is None:
-        raise GraphError("You must specify 'axis'.")
-    options = weights, scope, loss_collection, reduction
-    return _of_predictions(
-        rg.losses.cosine_distance, labels, predictions, options, "cosine_distance_loss", axis=axis
-    )
 
 
+def _of_examples(_: None, scope: str, formula: Callable[..., Any], *xs: Any, **options: Any) -> Any:
+    """Compute a loss of examples, whose weights may have more axes of size 1."""
+    with current_graph().name_scope(scope) as whole:
+        flat = lambda w: rg.reshape(w, (-1,)) if w.ndim else w  # noqa: E731
+        options["weights"] = build("", None, flat, options["weights"])
+        return _compute(whole, formula, *xs, **options)
+
+
+@_loss(call=_of_examples)
 def mean_pairwise_squared_error(
-    labels: TensorLike, predictions: TensorLike, weights: TensorLike = 1.0, scope: Name = None,
-    loss_collection: Name = LOSSES,
-) -> Tensor:  # fmt: skip
+    labels: Any, predictions: Any, weights=1.0, scope=None, loss_collection=LOSSES
+):
     """Return the sum of mean squared errors between differences of pairs of elements.
 
     Args:
         labels: A tensor or array of numbers, the true values.
         predictions: A tensor or array of the same shape.
         weights: A number, or a weight for each example, of the shape (batch,) or (batch, 1, …).
-        scope: The name scope.
 
     Returns:
         A float32 tensor of rank 0, the sum over the examples.
@@ -495,34 +461,25 @@ def mean_pairwise_squared_error(
     Raises:
         ShapeError: the shapes differ, or the weights do not broadcast.
 
-    Source: `tf.losses.mean_pairwise_squared_error`.
-
     >>> with tf.Graph().as_default(), tf.Session() as sess:
     ...     print(sess.run(tf.losses.mean_pairwise_squared_error([[0.0, 0.0]], [[1.0, 3.0]])))
     4.0
     """
-
-    def per_example(labels: rg.Tensor, predictions: rg.Tensor) -> Any:
-        labels, predictions = alike("mean_pairwise_squared_error", labels, predictions)
-        labels, predictions = rg.astype(labels, rg.float32), rg.astype(predictions, rg.float32)
-        error = rg.reshape(predictions - labels, (labels.shape[0], -1))
-        n = rg.sum(rg.ones_like(error), axis=1, keepdims=True)
-        # The mean of (e_i - e_j)² over pairs i ≠ j is the variance times 2n / (n - 1).
-        variance = rg.mean(rg.square(error - rg.mean(error, axis=1, keepdims=True)), axis=1)
-        return 2 * variance * rg.squeeze(n / rg.maximum(n - 1, 1), axis=1)
-
-    with current_graph().name_scope(scope or "mean_pairwise_squared_error"):
-        losses = build("", None, deferrable(per_example), labels, predictions)
-        per_row = build("", None, lambda w: rg.reshape(w, (-1,)) if w.ndim else w, weights)
-        return _reduce(losses, per_row, loss_collection, Reduction.SUM)
+    labels, predictions = alike("mean_pairwise_squared_error", labels, predictions)
+    labels, predictions = rg.astype(labels, rg.float32), rg.astype(predictions, rg.float32)
+    error = rg.reshape(predictions - labels, (labels.shape[0], -1))
+    n = rg.sum(rg.ones_like(error), axis=1, keepdims=True)
+    # The mean of (e_i - e_j)² over pairs i ≠ j is the variance times 2n / (n - 1).
+    variance = rg.mean(rg.square(error - rg.mean(error, axis=1, keepdims=True)), axis=1)
+    return 2 * variance * rg.squeeze(n / rg.maximum(n - 1, 1), axis=1)
 
 
 # -- losses of logits ----------------------------------------------------------------------------
 
 
 def _of_logits(
-    loss: Callable[..., rg.Tensor], labels: TensorLike, logits: TensorLike, options: Options,
-    smoothing: float,
+    _: None, scope: str, loss: Callable[..., Any], labels: TensorLike, logits: TensorLike,
+    **options: Any,
 ) -> Tensor:  # fmt: skip
     """Compute a regrad loss of logits, with the labels cast to the dtype of the logits."""
 
@@ -530,22 +487,21 @@ def _of_logits(
         labels = labels if labels.dtype == logits.dtype else rg.astype(labels, logits.dtype)
         return loss(*alike(loss.__name__, labels, logits), None, "none", **attrs)
 
-    (logits,) = floats("logits", logits)
-    name = f"{loss.__name__}_loss"
-    return _compute(name, formula, labels, logits, options, label_smoothing=smoothing)
+    if loss is rg.losses.softmax_cross_entropy:
+        labels = build("StopGradient", None, rg.stop_gradient, labels)
+    return _compute(scope, formula, labels, *floats("logits", logits), **options)
 
 
-def sigmoid_cross_entropy(
-    multi_class_labels: TensorLike, logits: TensorLike, weights: TensorLike = 1.0,
-    label_smoothing: float = 0, scope: Name = None, loss_collection: Name = LOSSES,
-    reduction: str = BY_NONZERO,
-) -> Tensor:  # fmt: skip
+_loss_of_logits = partial(_loss, call=_of_logits, then=_options)
+
+
+@_loss_of_logits(rg.losses.sigmoid_cross_entropy, scope="sigmoid_cross_entropy_loss")
+def sigmoid_cross_entropy(multi_class_labels, logits, weights=1.0, label_smoothing=0):
     """Return the cross entropy of probabilities and `sigmoid(logits)`, weighted and reduced.
 
     Args:
         multi_class_labels: Probabilities, of the shape of the logits.
         logits: A tensor or array of real floats.
-        scope: The name scope.
 
     Returns:
         A float32 tensor. It has rank 0, or the shape of the losses if `reduction` is `NONE`.
@@ -554,23 +510,14 @@ def sigmoid_cross_entropy(
         ShapeError: the shapes do not fit, or the weights do not broadcast.
         GraphError: the reduction is unknown.
 
-    Source: `tf.losses.sigmoid_cross_entropy`.
-
     >>> with tf.Graph().as_default(), tf.Session() as sess:
     ...     print(sess.run(tf.losses.sigmoid_cross_entropy([[1.0]], [[0.0]])))
     0.6931472
     """
-    options = weights, scope, loss_collection, reduction
-    return _of_logits(
-        rg.losses.sigmoid_cross_entropy, multi_class_labels, logits, options, label_smoothing
-    )
 
 
-def softmax_cross_entropy(
-    onehot_labels: TensorLike, logits: TensorLike, weights: TensorLike = 1.0,
-    label_smoothing: float = 0, scope: Name = None, loss_collection: Name = LOSSES,
-    reduction: str = BY_NONZERO,
-) -> Tensor:  # fmt: skip
+@_loss_of_logits(rg.losses.softmax_cross_entropy, scope="softmax_cross_entropy_loss")
+def softmax_cross_entropy(onehot_labels, logits, weights=1.0, label_smoothing=0):
     """Return the cross entropy of distributions and `softmax(logits)`, weighted and reduced.
 
     The labels get no gradient.
@@ -578,7 +525,6 @@ def softmax_cross_entropy(
     Args:
         onehot_labels: Probabilities, of the shape of the logits.
         logits: A tensor or array of real floats.
-        scope: The name scope.
 
     Returns:
         A float32 tensor. It has rank 0, or the shape of the losses if `reduction` is `NONE`.
@@ -587,21 +533,27 @@ def softmax_cross_entropy(
         ShapeError: the shapes do not fit, or the weights do not broadcast.
         GraphError: the reduction is unknown.
 
-    Source: `tf.losses.softmax_cross_entropy`.
-
     >>> with tf.Graph().as_default(), tf.Session() as sess:
     ...     print(sess.run(tf.losses.softmax_cross_entropy([[0.0, 1.0]], [[5.0, 5.0]])))
     0.6931472
     """
-    fixed = build("StopGradient", None, rg.stop_gradient, onehot_labels)
-    options = weights, scope, loss_collection, reduction
-    return _of_logits(rg.losses.softmax_cross_entropy, fixed, logits, options, label_smoothing)
 
 
-def sparse_softmax_cross_entropy(
-    labels: TensorLike, logits: TensorLike, weights: TensorLike = 1.0, scope: Name = None,
-    loss_collection: Name = LOSSES, reduction: str = BY_NONZERO,
+def _of_classes(
+    _: None, scope: str, loss: Callable[..., Any], labels: TensorLike, logits: TensorLike,
+    weights: Any, **options: Any,
 ) -> Tensor:  # fmt: skip
+    (scores,) = floats("logits", logits)
+    examples = scores.shape.ndims
+    if examples is not None:
+        weights = convert_to_tensor(weights)
+        if weights.shape.ndims == examples:
+            weights = build("Squeeze", None, rg.squeeze, weights, axis=-1)
+    return _compute(scope, loss, labels, scores, weights=weights, **options)
+
+
+@_loss(call=_of_classes, then=_options, scope="sparse_softmax_cross_entropy_loss")
+def sparse_softmax_cross_entropy(labels: rg.Tensor, logits: rg.Tensor, weights=1.0):
     """Return the cross entropy of classes and `softmax(logits)`, weighted and reduced.
 
     Labels (and weights) may have an additional last axis of size 1.
@@ -609,7 +561,6 @@ def sparse_softmax_cross_entropy(
     Args:
         labels: The class indices, integers.
         logits: A tensor or array of real floats.
-        scope: The name scope.
 
     Returns:
         A float32 tensor. It has rank 0, or the shape of the losses if `reduction` is `NONE`.
@@ -618,24 +569,11 @@ def sparse_softmax_cross_entropy(
         ShapeError: the shapes do not fit, or the weights do not broadcast.
         GraphError: the reduction is unknown.
 
-    Source: `tf.losses.sparse_softmax_cross_entropy`.
-
     >>> with tf.Graph().as_default(), tf.Session() as sess:
     ...     print(sess.run(tf.losses.sparse_softmax_cross_entropy([1], [[5.0, 5.0]])))
     0.6931472
     """
-
-    def formula(labels: rg.Tensor, logits: rg.Tensor) -> rg.Tensor:
-        if labels.dtype.kind not in "iu":
-            raise ArgumentError(f"labels must be class indices (integers), got {labels.dtype}")
-        column = labels.ndim == logits.ndim
-        return sparse_cross_entropy(rg.squeeze(labels, axis=-1) if column else labels, logits)
-
-    (scores,) = floats("logits", logits)
-    examples = scores.shape.ndims
-    if examples is not None:
-        weights = convert_to_tensor(weights)
-        if weights.shape.ndims == examples:
-            weights = build("Squeeze", None, rg.squeeze, weights, axis=-1)
-    options = weights, scope, loss_collection, reduction
-    return _compute("sparse_softmax_cross_entropy_loss", formula, labels, scores, options)
+    if labels.dtype.kind not in "iu":
+        raise ArgumentError(f"labels must be class indices (integers), got {labels.dtype}")
+    column = labels.ndim == logits.ndim
+    return sparse_cross_entropy(rg.squeeze(labels, axis=-1) if column else labels, logits)

@@ -21,23 +21,9 @@ from regrad.v1 import dtypes
 from regrad.v1.graph.conversion import build, same_dtype
 from regrad.v1.graph.forms import dtype_of, is_eager, one_op, rank_of, scope, tensor
 from regrad.v1.graph.kinds import ANY, BOOLS, FLOATS, INEXACT, NUMBERS, REALS, check_kinds
-from regrad.v1.graph.rows import define, row
-from regrad.v1.graph.static_shapes import ShapeLike
+from regrad.v1.graph.rows import define, listed, row, written
 from regrad.v1.graph.tensors import is_tensor
 from regrad.v1.graph.values import whole_divisor
-
-__all__ = [
-    "abs", "accumulate_n", "acos", "acosh", "add", "add_n", "angle", "asin", "asinh", "atan",
-    "atan2", "atanh", "cast", "ceil", "clip_by_value", "complex", "conj", "cos", "cosh", "digamma",
-    "div", "div_no_nan", "divide", "equal", "erf", "erfc", "exp", "expm1", "floor", "floor_div",
-    "floordiv", "floormod", "greater", "greater_equal", "imag", "is_finite", "is_inf", "is_nan",
-    "less", "less_equal", "lgamma", "log", "log1p", "log_sigmoid", "logical_and", "logical_not",
-    "logical_or", "logical_xor", "maximum", "minimum", "mod", "multiply", "negative", "not_equal",
-    "pow", "real", "realdiv", "reciprocal", "rint", "round", "rsqrt", "saturate_cast", "scalar_mul",
-    "sigmoid", "sign", "sin", "sinh", "sqrt", "square", "squared_difference", "subtract", "tan",
-    "tanh", "to_complex64", "to_complex128", "to_double", "to_float", "to_int32", "to_int64",
-    "truediv", "truncatediv", "truncatemod", "where",
-]  # fmt: skip
 
 # Arrays that several examples use.
 SPECIAL = "[1.0, float('nan'), float('inf')]"
@@ -456,6 +442,7 @@ def scalar_mul(scalar: TensorLike, x: TensorLike, name: str | None = None) -> An
 # -- many tensors ----------------------------------------------------------------------------------
 
 
+@written("tf", "AddN: * | N T")
 def add_n(inputs: Sequence[TensorLike], name: str | None = None) -> Any:
     """Return the sum of a list of tensors of one shape and dtype.
 
@@ -482,13 +469,11 @@ def add_n(inputs: Sequence[TensorLike], name: str | None = None) -> Any:
         x = tensor(inputs[0])
         return one_op("Identity", name, rg.identity, x) if name else x
     total = lambda *xs: rg.add_n(xs)  # noqa: E731
-    return one_op("AddN", name or "AddN", total, *inputs, kinds=NUMBERS)
+    return one_op("AddN", name, total, *inputs, kinds=NUMBERS)
 
 
-def accumulate_n(
-    inputs: Sequence[TensorLike], shape: ShapeLike = None,
-    tensor_dtype: dtypes.DTypeLike | None = None, name: str | None = None,
-) -> Any:  # fmt: skip
+@written("tf")
+def accumulate_n(inputs: Sequence[TensorLike], shape=None, tensor_dtype=None, name=None):
     """Return the sum of a list of tensors, like `add_n`.
 
     Args:
@@ -524,9 +509,8 @@ def clip_by_value(t, clip_value_min, clip_value_max):
     """
 
 
-def where(
-    condition: TensorLike, x: TensorLike = None, y: TensorLike = None, name: str | None = None
-) -> Any:
+@written("tf", "SelectV2: * | T=Tindices")
+def where(condition, x=None, y: Any = None, name=None):
     """Return x where the condition holds, y elsewhere. A condition of rank 1 selects rows.
 
     Without x and y, return the indices where the condition holds, as index vectors of int64. x, y
@@ -554,7 +538,7 @@ def where(
         raise GraphError("x and y must both be non-None or both be None.")
     if x is None:
         places = rg.find_op("Where").function
-        return one_op("Where", name or "Where", places, condition)
+        return one_op("Where", name, places, condition)
     if is_eager(condition, x, y):
         return _select(condition, x, y)
     with scope(name or "Select") as whole:
@@ -582,6 +566,7 @@ def _for_rows(condition: Tensor, x: Tensor, y: Tensor) -> Tensor:
 # -- casts -----------------------------------------------------------------------------------------
 
 
+@written("tf", "Cast: * | SrcT DstT Truncate=no")
 def cast(x: TensorLike, dtype: dtypes.DTypeLike, name: str | None = None) -> Any:
     """Return x cast to another dtype. A tensor of this dtype is returned unchanged.
 
@@ -606,7 +591,7 @@ def cast(x: TensorLike, dtype: dtypes.DTypeLike, name: str | None = None) -> Any
     target = dtypes.to_numpy(dtype)
     if is_tensor(x) and dtype_of(x) == target:
         return tensor(x)
-    return one_op("Cast", name or "Cast", _astype, x, dtype=target)
+    return one_op("Cast", name, _astype, x, dtype=target)
 
 
 def _astype(x: rg.Tensor, dtype: np.dtype) -> rg.Tensor:
@@ -685,7 +670,7 @@ def _if_complex(op_type: str, name: str, function: Callable[..., Any], x: Tensor
     return x
 
 
-@row("tf", "Real", rg.real, call=_if_complex)
+@row("tf", "Real: * | T Tout=dtype", rg.real, call=_if_complex)
 def real(input):
     """Return the real part. A real tensor is returned unchanged.
 
@@ -696,6 +681,7 @@ def real(input):
     """
 
 
+@written("tf", "Imag: * | T Tout=dtype")
 def imag(input: TensorLike, name: str | None = None) -> Any:
     """Return the imaginary part, which is zeros for a real tensor.
 
@@ -713,7 +699,7 @@ def imag(input: TensorLike, name: str | None = None) -> Any:
     """
     x = tensor(input)
     if dtype_of(x).kind == "c":
-        return one_op("Imag", name or "Imag", rg.imag, x)
+        return one_op("Imag", name, rg.imag, x)
     return one_op("ZerosLike", name or "Imag", rg.zeros_like, x, kinds=NUMBERS)
 
 
@@ -748,3 +734,4 @@ def complex(real: rg.Tensor, imag: rg.Tensor) -> rg.Tensor:
 
 
 angle = define("tf.angle(input)", None, _angle, INEXACT, "[2.0j]", "[1.5707964]", scope="Angle")
+__all__ = listed(__name__, "div divide mod saturate_cast scalar_mul truediv")

@@ -5,7 +5,190 @@ from typing import Any
 
 from regrad.core.op import TensorLike
 from regrad.v1 import dtypes
-from regrad.v1.graph.static_shapes import ShapeLike
+
+def abs(x: TensorLike, name: str | None = None) -> Any: ...
+def negative(x: TensorLike, name: str | None = None) -> Any:
+    """Return `-x`."""
+
+def sign(x: TensorLike, name: str | None = None) -> Any:
+    """Return the sign, -1, 0 or 1; `x / abs(x)` for complex x."""
+
+def square(x: TensorLike, name: str | None = None) -> Any:
+    """Return `x * x`."""
+
+def round(x: TensorLike, name: str | None = None) -> Any:
+    """Return the nearest integer; ties go to the even one."""
+
+def sqrt(x: TensorLike, name: str | None = None) -> Any:
+    """Return the square root; NaN for negative real x. The gradient at 0 is infinite."""
+
+def rsqrt(x: TensorLike, name: str | None = None) -> Any:
+    """Return `1 / sqrt(x)`."""
+
+def reciprocal(x: TensorLike, name: str | None = None) -> Any: ...
+def exp(x: TensorLike, name: str | None = None) -> Any:
+    """Return e to the power x."""
+
+def expm1(x: TensorLike, name: str | None = None) -> Any:
+    """Return `exp(x) - 1`, accurate near 0."""
+
+def log(x: TensorLike, name: str | None = None) -> Any:
+    """Return the natural logarithm; -inf at 0, NaN for negative real x."""
+
+def log1p(x: TensorLike, name: str | None = None) -> Any:
+    """Return `log(1 + x)`, accurate near 0."""
+
+def sin(x: TensorLike, name: str | None = None) -> Any:
+    """Return the sine of x, in radians."""
+
+def cos(x: TensorLike, name: str | None = None) -> Any:
+    """Return the cosine of x, in radians."""
+
+def tan(x: TensorLike, name: str | None = None) -> Any:
+    """Return the tangent of x, in radians."""
+
+def asin(x: TensorLike, name: str | None = None) -> Any:
+    """Return the inverse sine in radians, in [-π/2, π/2]; NaN for real x outside [-1, 1]."""
+
+def acos(x: TensorLike, name: str | None = None) -> Any:
+    """Return the inverse cosine in radians, in [0, π]; NaN for real x outside [-1, 1]."""
+
+def atan(x: TensorLike, name: str | None = None) -> Any:
+    """Return the inverse tangent in radians, in [-π/2, π/2]."""
+
+def sinh(x: TensorLike, name: str | None = None) -> Any:
+    """Return the hyperbolic sine."""
+
+def cosh(x: TensorLike, name: str | None = None) -> Any:
+    """Return the hyperbolic cosine."""
+
+def tanh(x: TensorLike, name: str | None = None) -> Any:
+    """Return the hyperbolic tangent."""
+
+def asinh(x: TensorLike, name: str | None = None) -> Any:
+    """Return the inverse hyperbolic sine."""
+
+def acosh(x: TensorLike, name: str | None = None) -> Any:
+    """Return the inverse hyperbolic cosine, at least 0; NaN for real x below 1."""
+
+def atanh(x: TensorLike, name: str | None = None) -> Any:
+    """Return the inverse hyperbolic tangent; NaN for real x outside [-1, 1]."""
+
+def sigmoid(x: TensorLike, name: str | None = None) -> Any: ...
+def log_sigmoid(x: TensorLike, name: str | None = None) -> Any: ...
+def erf(x: TensorLike, name: str | None = None) -> Any:
+    """Return the error function, `2 / sqrt(π)` times the integral of `exp(-t²)` from 0 to x."""
+
+def erfc(x: TensorLike, name: str | None = None) -> Any:
+    """Return `1 - erf(x)`, accurate where `erf(x)` is close to 1."""
+
+def lgamma(x: TensorLike, name: str | None = None) -> Any:
+    """Return the logarithm of the absolute value of the gamma function."""
+
+def digamma(x: TensorLike, name: str | None = None) -> Any: ...
+def ceil(x: TensorLike, name: str | None = None) -> Any:
+    """Return the smallest integer that is not less than x. The gradient is 0."""
+
+def floor(x: TensorLike, name: str | None = None) -> Any:
+    """Return the largest integer that is not greater than x. The gradient is 0."""
+
+def rint(x: TensorLike, name: str | None = None) -> Any: ...
+def is_nan(x: TensorLike, name: str | None = None) -> Any:
+    """Return True where x is NaN."""
+
+def is_inf(x: TensorLike, name: str | None = None) -> Any:
+    """Return True where x is infinite, of either sign."""
+
+def is_finite(x: TensorLike, name: str | None = None) -> Any: ...
+def logical_not(x: TensorLike, name: str | None = None) -> Any: ...
+def add(x: TensorLike, y: TensorLike, name: str | None = None) -> Any:
+    """Return `a + b`."""
+
+def subtract(x: TensorLike, y: TensorLike, name: str | None = None) -> Any:
+    """Return `a - b`."""
+
+def multiply(x: TensorLike, y: TensorLike, name: str | None = None) -> Any:
+    """Return `a * b`."""
+
+def realdiv(x: TensorLike, y: TensorLike, name: str | None = None) -> Any:
+    """Return `a / b`."""
+
+def floor_div(x: TensorLike, y: TensorLike, name: str | None = None) -> Any:
+    """Return `a // b`: the quotient, rounded down. The gradient is 0."""
+
+def floordiv(x: TensorLike, y: TensorLike, name: str | None = None) -> Any: ...
+def floormod(x: TensorLike, y: TensorLike, name: str | None = None) -> Any: ...
+def mod(x: TensorLike, y: TensorLike, name: str | None = None) -> Any: ...
+def pow(x: TensorLike, y: TensorLike, name: str | None = None) -> Any:
+    """Return a to the power b. The gradient of b is 0 where a <= 0."""
+
+def maximum(x: TensorLike, y: TensorLike, name: str | None = None) -> Any:
+    """Return the larger of a and b. Where they are equal, the gradient goes to a."""
+
+def minimum(x: TensorLike, y: TensorLike, name: str | None = None) -> Any:
+    """Return the smaller of a and b. Where they are equal, the gradient goes to a."""
+
+def squared_difference(x: TensorLike, y: TensorLike, name: str | None = None) -> Any: ...
+def equal(x: TensorLike, y: TensorLike, name: str | None = None) -> Any:
+    """Return True where `a == b`."""
+
+def not_equal(x: TensorLike, y: TensorLike, name: str | None = None) -> Any:
+    """Return True where `a != b`."""
+
+def less(x: TensorLike, y: TensorLike, name: str | None = None) -> Any:
+    """Return True where `a < b`."""
+
+def less_equal(x: TensorLike, y: TensorLike, name: str | None = None) -> Any: ...
+def greater(x: TensorLike, y: TensorLike, name: str | None = None) -> Any:
+    """Return True where `a > b`."""
+
+def greater_equal(x: TensorLike, y: TensorLike, name: str | None = None) -> Any: ...
+def logical_and(x: TensorLike, y: TensorLike, name: str | None = None) -> Any: ...
+def logical_or(x: TensorLike, y: TensorLike, name: str | None = None) -> Any: ...
+def logical_xor(x: TensorLike, y: TensorLike, name: str | None = None) -> Any: ...
+def xlogy(x: TensorLike, y: TensorLike, name: str | None = None) -> Any: ...
+def xdivy(x: TensorLike, y: TensorLike, name: str | None = None) -> Any: ...
+def atan2(y: TensorLike, x: TensorLike, name: str | None = None) -> Any: ...
+def truediv(x: TensorLike, y: TensorLike, name: str | None = None) -> Any: ...
+def divide(x: TensorLike, y: TensorLike, name: str | None = None) -> Any: ...
+def div(x: TensorLike, y: TensorLike, name: str | None = None) -> Any: ...
+def div_no_nan(x: TensorLike, y: TensorLike, name: str | None = None) -> Any: ...
+def truncatediv(x: TensorLike, y: TensorLike, name: str | None = None) -> Any: ...
+def truncatemod(x: TensorLike, y: TensorLike, name: str | None = None) -> Any: ...
+def scalar_mul(scalar: TensorLike, x: TensorLike, name: str | None = None) -> Any: ...
+def add_n(inputs: Sequence[TensorLike], name: str | None = None) -> Any: ...
+def accumulate_n(inputs: Sequence[TensorLike], shape: TensorLike = None,
+    tensor_dtype: TensorLike = None, name: str | None = None) -> Any: ...  # fmt: skip
+def clip_by_value(t: TensorLike, clip_value_min: TensorLike, clip_value_max: TensorLike,
+    name: str | None = None) -> Any: ...  # fmt: skip
+def where(condition: TensorLike, x: TensorLike = None, y: Any = None,
+    name: str | None = None) -> Any: ...  # fmt: skip
+def cast(x: TensorLike, dtype: dtypes.DTypeLike, name: str | None = None) -> Any: ...
+def to_float(x: TensorLike, name: str | None = "ToFloat") -> Any:
+    """Return x as float32."""
+
+def to_double(x: TensorLike, name: str | None = "ToDouble") -> Any:
+    """Return x as float64."""
+
+def to_int32(x: TensorLike, name: str | None = "ToInt32") -> Any:
+    """Return x as int32."""
+
+def to_int64(x: TensorLike, name: str | None = "ToInt64") -> Any:
+    """Return x as int64."""
+
+def to_complex64(x: TensorLike, name: str | None = "ToComplex64") -> Any:
+    """Return x as complex64."""
+
+def to_complex128(x: TensorLike, name: str | None = "ToComplex128") -> Any:
+    """Return x as complex128."""
+
+def saturate_cast(value: TensorLike, dtype: dtypes.DTypeLike, name: str | None = None) -> Any: ...
+def real(input: TensorLike, name: str | None = None) -> Any: ...
+def imag(input: TensorLike, name: str | None = None) -> Any: ...
+def conj(x: TensorLike, name: str | None = None) -> Any: ...
+def complex(real: TensorLike, imag: TensorLike, name: str | None = None) -> Any: ...
+def angle(input: TensorLike, name: str | None = None) -> Any:
+    """Return the angles of complex numbers, from -π to π, as real floats of the same shape."""
 
 __all__ = [
     "abs", "accumulate_n", "acos", "acosh", "add", "add_n", "angle", "asin", "asinh", "atan",
@@ -19,200 +202,3 @@ __all__ = [
     "tanh", "to_complex64", "to_complex128", "to_double", "to_float", "to_int32", "to_int64",
     "truediv", "truncatediv", "truncatemod", "where",
 ]  # fmt: skip
-SPECIAL: str
-PAIR: tuple[Any, ...]
-INTS: tuple[Any, ...]
-BITS: tuple[Any, ...]
-
-def abs(x: Any, name: str | None = None) -> Any: ...
-def negative(x: Any, name: str | None = None) -> Any:
-    """Return `-x`."""
-
-def sign(x: Any, name: str | None = None) -> Any:
-    """Return the sign, -1, 0 or 1; `x / abs(x)` for complex x."""
-
-def square(x: Any, name: str | None = None) -> Any:
-    """Return `x * x`."""
-
-def round(x: Any, name: str | None = None) -> Any:
-    """Return the nearest integer; ties go to the even one."""
-
-def sqrt(x: Any, name: str | None = None) -> Any:
-    """Return the square root; NaN for negative real x. The gradient at 0 is infinite."""
-
-def rsqrt(x: Any, name: str | None = None) -> Any:
-    """Return `1 / sqrt(x)`."""
-
-def reciprocal(x: Any, name: str | None = None) -> Any: ...
-def exp(x: Any, name: str | None = None) -> Any:
-    """Return e to the power x."""
-
-def expm1(x: Any, name: str | None = None) -> Any:
-    """Return `exp(x) - 1`, accurate near 0."""
-
-def log(x: Any, name: str | None = None) -> Any:
-    """Return the natural logarithm; -inf at 0, NaN for negative real x."""
-
-def log1p(x: Any, name: str | None = None) -> Any:
-    """Return `log(1 + x)`, accurate near 0."""
-
-def sin(x: Any, name: str | None = None) -> Any:
-    """Return the sine of x, in radians."""
-
-def cos(x: Any, name: str | None = None) -> Any:
-    """Return the cosine of x, in radians."""
-
-def tan(x: Any, name: str | None = None) -> Any:
-    """Return the tangent of x, in radians."""
-
-def asin(x: Any, name: str | None = None) -> Any:
-    """Return the inverse sine in radians, in [-π/2, π/2]; NaN for real x outside [-1, 1]."""
-
-def acos(x: Any, name: str | None = None) -> Any:
-    """Return the inverse cosine in radians, in [0, π]; NaN for real x outside [-1, 1]."""
-
-def atan(x: Any, name: str | None = None) -> Any:
-    """Return the inverse tangent in radians, in [-π/2, π/2]."""
-
-def sinh(x: Any, name: str | None = None) -> Any:
-    """Return the hyperbolic sine."""
-
-def cosh(x: Any, name: str | None = None) -> Any:
-    """Return the hyperbolic cosine."""
-
-def tanh(x: Any, name: str | None = None) -> Any:
-    """Return the hyperbolic tangent."""
-
-def asinh(x: Any, name: str | None = None) -> Any:
-    """Return the inverse hyperbolic sine."""
-
-def acosh(x: Any, name: str | None = None) -> Any:
-    """Return the inverse hyperbolic cosine, at least 0; NaN for real x below 1."""
-
-def atanh(x: Any, name: str | None = None) -> Any:
-    """Return the inverse hyperbolic tangent; NaN for real x outside [-1, 1]."""
-
-def sigmoid(x: Any, name: str | None = None) -> Any: ...
-def log_sigmoid(x: Any, name: str | None = None) -> Any: ...
-def erf(x: Any, name: str | None = None) -> Any:
-    """Return the error function, `2 / sqrt(π)` times the integral of `exp(-t²)` from 0 to x."""
-
-def erfc(x: Any, name: str | None = None) -> Any:
-    """Return `1 - erf(x)`, accurate where `erf(x)` is close to 1."""
-
-def lgamma(x: Any, name: str | None = None) -> Any:
-    """Return the logarithm of the absolute value of the gamma function."""
-
-def digamma(x: Any, name: str | None = None) -> Any: ...
-def ceil(x: Any, name: str | None = None) -> Any:
-    """Return the smallest integer that is not less than x. The gradient is 0."""
-
-def floor(x: Any, name: str | None = None) -> Any:
-    """Return the largest integer that is not greater than x. The gradient is 0."""
-
-def rint(x: Any, name: str | None = None) -> Any: ...
-def is_nan(x: Any, name: str | None = None) -> Any:
-    """Return True where x is NaN."""
-
-def is_inf(x: Any, name: str | None = None) -> Any:
-    """Return True where x is infinite, of either sign."""
-
-def is_finite(x: Any, name: str | None = None) -> Any: ...
-def logical_not(x: Any, name: str | None = None) -> Any: ...
-def add(x: Any, y: Any, name: str | None = None) -> Any:
-    """Return `a + b`."""
-
-def subtract(x: Any, y: Any, name: str | None = None) -> Any:
-    """Return `a - b`."""
-
-def multiply(x: Any, y: Any, name: str | None = None) -> Any:
-    """Return `a * b`."""
-
-def realdiv(x: Any, y: Any, name: str | None = None) -> Any:
-    """Return `a / b`."""
-
-def floor_div(x: Any, y: Any, name: str | None = None) -> Any:
-    """Return `a // b`: the quotient, rounded down. The gradient is 0."""
-
-def floordiv(x: Any, y: Any, name: str | None = None) -> Any: ...
-def floormod(x: Any, y: Any, name: str | None = None) -> Any: ...
-def mod(x: Any, y: Any, name: str | None = None) -> Any: ...
-def pow(x: Any, y: Any, name: str | None = None) -> Any:
-    """Return a to the power b. The gradient of b is 0 where a <= 0."""
-
-def maximum(x: Any, y: Any, name: str | None = None) -> Any:
-    """Return the larger of a and b. Where they are equal, the gradient goes to a."""
-
-def minimum(x: Any, y: Any, name: str | None = None) -> Any:
-    """Return the smaller of a and b. Where they are equal, the gradient goes to a."""
-
-def squared_difference(x: Any, y: Any, name: str | None = None) -> Any: ...
-def equal(x: Any, y: Any, name: str | None = None) -> Any:
-    """Return True where `a == b`."""
-
-def not_equal(x: Any, y: Any, name: str | None = None) -> Any:
-    """Return True where `a != b`."""
-
-def less(x: Any, y: Any, name: str | None = None) -> Any:
-    """Return True where `a < b`."""
-
-def less_equal(x: Any, y: Any, name: str | None = None) -> Any: ...
-def greater(x: Any, y: Any, name: str | None = None) -> Any:
-    """Return True where `a > b`."""
-
-def greater_equal(x: Any, y: Any, name: str | None = None) -> Any: ...
-def logical_and(x: Any, y: Any, name: str | None = None) -> Any: ...
-def logical_or(x: Any, y: Any, name: str | None = None) -> Any: ...
-def logical_xor(x: Any, y: Any, name: str | None = None) -> Any: ...
-def xlogy(x: Any, y: Any, name: str | None = None) -> Any: ...
-def xdivy(x: Any, y: Any, name: str | None = None) -> Any: ...
-def atan2(y: Any, x: Any, name: str | None = None) -> Any: ...
-
-QUOTIENTS: dict[Any, Any]
-
-def truediv(x: TensorLike, y: TensorLike, name: str | None = None) -> Any: ...
-def divide(x: TensorLike, y: TensorLike, name: str | None = None) -> Any: ...
-def div(x: TensorLike, y: TensorLike, name: str | None = None) -> Any: ...
-def div_no_nan(x: Any, y: Any, name: str | None = None) -> Any: ...
-def truncatediv(x: Any, y: Any, name: str | None = None) -> Any: ...
-def truncatemod(x: Any, y: Any, name: str | None = None) -> Any: ...
-def scalar_mul(scalar: TensorLike, x: TensorLike, name: str | None = None) -> Any: ...
-def add_n(inputs: Sequence[TensorLike], name: str | None = None) -> Any: ...
-def accumulate_n(
-    inputs: Sequence[TensorLike],
-    shape: ShapeLike = None,
-    tensor_dtype: dtypes.DTypeLike | None = None,
-    name: str | None = None,
-) -> Any: ...
-def clip_by_value(
-    t: Any, clip_value_min: Any, clip_value_max: Any, name: str | None = None
-) -> Any: ...
-def where(
-    condition: TensorLike, x: TensorLike = None, y: TensorLike = None, name: str | None = None
-) -> Any: ...
-def cast(x: TensorLike, dtype: dtypes.DTypeLike, name: str | None = None) -> Any: ...
-def to_float(x: Any, name: str | None = "ToFloat") -> Any:
-    """Return x as float32."""
-
-def to_double(x: Any, name: str | None = "ToDouble") -> Any:
-    """Return x as float64."""
-
-def to_int32(x: Any, name: str | None = "ToInt32") -> Any:
-    """Return x as int32."""
-
-def to_int64(x: Any, name: str | None = "ToInt64") -> Any:
-    """Return x as int64."""
-
-def to_complex64(x: Any, name: str | None = "ToComplex64") -> Any:
-    """Return x as complex64."""
-
-def to_complex128(x: Any, name: str | None = "ToComplex128") -> Any:
-    """Return x as complex128."""
-
-def saturate_cast(value: TensorLike, dtype: dtypes.DTypeLike, name: str | None = None) -> Any: ...
-def real(input: Any, name: str | None = None) -> Any: ...
-def imag(input: TensorLike, name: str | None = None) -> Any: ...
-def conj(x: Any, name: str | None = None) -> Any: ...
-def complex(real: Any, imag: Any, name: str | None = None) -> Any: ...
-def angle(input: Any, name: str | None = None) -> Any:
-    """Return the angles of complex numbers, from -π to π, as real floats of the same shape."""

@@ -28,7 +28,7 @@ from regrad.v1.graph.conversion import as_sizes, build, convert_to_tensor, stati
 from regrad.v1.graph.forms import axes_of, one_op, renamed, scope, shape_of, tensor
 from regrad.v1.graph.graphs import current_graph
 from regrad.v1.graph.kinds import ANY, FLOATS, INEXACT, REALS
-from regrad.v1.graph.rows import TENSOR, define, row
+from regrad.v1.graph.rows import TENSOR, define, row, written
 from regrad.v1.graph.tensors import is_tensor
 from regrad.v1.graph.values import alike, constant_value, ensure, floats, indices_from_zero
 
@@ -131,7 +131,7 @@ def crelu(features, name=None, axis=-1):
     return rg.nn.relu(rg.concat([features, -features], axis=axis))
 
 
-@row("tf.nn", "Softmax", rg.nn.softmax, FLOATS, axis=_last_by_default)
+@row("tf.nn", "Softmax: * | T", rg.nn.softmax, FLOATS, axis=_last_by_default)
 def softmax(logits, axis=None, name=None, dim=None):
     """Return `exp(x) / sum(exp(x))` along `axis`, the last by default.
 
@@ -142,7 +142,7 @@ def softmax(logits, axis=None, name=None, dim=None):
     """
 
 
-@row("tf.nn", "LogSoftmax", rg.nn.log_softmax, FLOATS, axis=_last_by_default)
+@row("tf.nn", "LogSoftmax: * | T", rg.nn.log_softmax, FLOATS, axis=_last_by_default)
 def log_softmax(logits, axis=None, name=None, dim=None):
     """Return `log(softmax(x))` along `axis`, the last by default.
 
@@ -168,10 +168,10 @@ def _check_named(function: str, sentinel: None, labels: TensorLike, logits: Tens
         raise GraphError("Both labels and logits must be provided.")
 
 
+@written("tf.nn")
 def softmax_cross_entropy_with_logits(
-    _sentinel: None = None, labels: TensorLike = None, logits: TensorLike = None, dim: int = -1,
-    name: str | None = None, axis: int | None = None,
-) -> Any:  # fmt: skip
+    _sentinel=None, labels=None, logits=None, dim=-1, name=None, axis=None
+):
     """Return `-sum(labels * log_softmax(logits))` along an axis. The labels get no gradient.
 
     Pass the arguments by name.
@@ -203,10 +203,8 @@ def softmax_cross_entropy_with_logits(
     return _distribution_loss(name, labels, logits, dim if axis is None else axis, fixed=True)
 
 
-def softmax_cross_entropy_with_logits_v2(
-    labels: TensorLike, logits: TensorLike, axis: int | None = None, name: str | None = None,
-    dim: int | None = None,
-) -> Any:  # fmt: skip
+@written("tf.nn")
+def softmax_cross_entropy_with_logits_v2(labels, logits, axis=None, name=None, dim=None):
     """Return `-sum(labels * log_softmax(logits))` along `axis`. The labels get a gradient too.
 
     Args:
@@ -255,10 +253,8 @@ def _cross_entropy(labels: rg.Tensor, logits: rg.Tensor, axis: int, fixed: bool)
     return rg.losses.softmax_cross_entropy(labels, logits, None, "none")
 
 
-def sparse_softmax_cross_entropy_with_logits(
-    _sentinel: None = None, labels: TensorLike = None, logits: TensorLike = None,
-    name: str | None = None,
-) -> Any:  # fmt: skip
+@written("tf.nn", "SparseSoftmaxCrossEntropyWithLogits: * | T Tlabels")
+def sparse_softmax_cross_entropy_with_logits(_sentinel=None, labels=None, logits=None, name=None):
     """Return `-log_softmax(logits)` at the class of each example.
 
     Pass the arguments by name.
@@ -298,10 +294,8 @@ def sparse_cross_entropy(labels: rg.Tensor, logits: rg.Tensor) -> Any:
     return rg.nn.sparse_softmax_cross_entropy_with_logits(labels, logits)
 
 
-def sigmoid_cross_entropy_with_logits(
-    _sentinel: None = None, labels: TensorLike = None, logits: TensorLike = None,
-    name: str | None = None,
-) -> Any:  # fmt: skip
+@written("tf.nn")
+def sigmoid_cross_entropy_with_logits(_sentinel=None, labels=None, logits=None, name=None):
     """Return the elementwise cross entropy of probabilities `labels` and `sigmoid(logits)`.
 
     Pass the arguments by name.
@@ -414,10 +408,8 @@ def moments(x, axes, shift=None, name=None, keep_dims=None, keepdims: Any = None
     return rg.nn.moments(x, axes, keepdims)
 
 
-def batch_normalization(
-    x: TensorLike, mean: TensorLike, variance: TensorLike, offset: TensorLike, scale: TensorLike,
-    variance_epsilon: float, name: str | None = None,
-) -> Any:  # fmt: skip
+@written("tf.nn")
+def batch_normalization(x, mean, variance, offset, scale, variance_epsilon: float, name=None):
     """Return `(x - mean) / sqrt(variance + variance_epsilon) * scale + offset`.
 
     Args:
@@ -461,10 +453,10 @@ class FusedBatchNorm(NamedTuple):
     batch_var: Any
 
 
+@written("tf.nn")
 def fused_batch_norm(
-    x: TensorLike, scale: TensorLike, offset: TensorLike, mean: TensorLike = None,
-    variance: TensorLike = None, epsilon: float = 0.001, data_format: str = "NHWC",
-    is_training: bool = True, name: str | None = None,
+    x, scale, offset, mean: Any = None, variance: Any = None, epsilon=0.001, data_format="NHWC",
+    is_training=True, name=None,
 ) -> FusedBatchNorm:  # fmt: skip
     """Return images normalized by their own or by given moments, and these moments.
 
@@ -564,38 +556,42 @@ def bias_add(
     ...     print(sess.run(tf.nn.bias_add([[1.0, 2.0]], [10.0, 20.0])))
     [[11. 22.]]
     """
-    if data_format is not None and not data_format.startswith("N"):
+    data_format = data_format or "NHWC"
+    if not data_format.startswith("N"):
         raise GraphError(f"data_format must be 'NHWC' or 'NCHW' (N…C or NC…), got {data_format!r}")
-    first = (data_format or "").startswith("NC")
-    return one_op("BiasAdd", name or "BiasAdd", _add_bias, value, bias, first=first)
+    known = "NCHW" if data_format.startswith("NC") else "NHWC"
+    return one_op("BiasAdd", name, _add_bias, value, bias, data_format=known)
 
 
 @op("BiasAdd", broadcasts=True)
-def _bias_add(xp, a: TensorLike, b: TensorLike, /) -> rg.Tensor:
-    return a + b
+def _bias_add(xp, a: TensorLike, b: TensorLike, /, data_format: str = "NHWC") -> rg.Tensor:
+    return a + (xp.reshape(b, (-1, *[1] * (a.ndim - 2))) if data_format == "NCHW" else b)
 
 
 shape_form("BiasAdd")(lambda arguments, attrs: arguments[0].shape)
-
-
 gradient("BiasAdd", "a")(lambda dy: dy)
-gradient("BiasAdd", "b")(lambda dy: dy)
+
+
+@gradient("BiasAdd", "b")
+def _(dy: rg.Tensor, b_shape: Any, data_format: str) -> Any:
+    return rg.sum_to(rg.moveaxis(dy, 1, -1), b_shape) if data_format == "NCHW" else dy
 
 
 @deferrable
-def _add_bias(value: rg.Tensor, bias: rg.Tensor, first: bool) -> Any:
+def _add_bias(value: rg.Tensor, bias: rg.Tensor, data_format: str) -> Any:
+    first = data_format == "NCHW" and value.ndim > 0  # `ndim` needs a known rank
     shape, biases = value._data.shape, bias._data.shape  # `value.shape` needs a known rank
     if not isinstance(biases, UnknownRank):
         if len(biases) != 1:
             raise ShapeError(f"bias_add: Shape must be rank 1 but is rank {bias.ndim}: {biases}")
         if not isinstance(shape, UnknownRank) and differ(shape[1 if first else -1], biases[0]):
             raise ShapeError(f"bias_add: {biases[0]} biases for the channels of {shape}")
-    return _bias_add(value, rg.reshape(bias, (-1, *[1] * (value.ndim - 2))) if first else bias)
+    return _bias_add(value, bias, data_format=data_format)
 
 
 def _affine(x: rg.Tensor, weights: rg.Tensor, biases: rg.Tensor) -> rg.Tensor:
     """Return `matmul(x, weights) + biases`."""
-    return _add_bias(rg.matmul(x, weights), biases, False)
+    return _add_bias(rg.matmul(x, weights), biases, "NHWC")
 
 
 @row("tf.nn", "BiasAdd", _affine, FLOATS, scope="xw_plus_b")
@@ -624,10 +620,8 @@ def relu_layer(x: rg.Tensor, weights: rg.Tensor, biases: rg.Tensor) -> rg.Tensor
 # -- dropout, lookups ----------------------------------------------------------------------------
 
 
-def dropout(
-    x: TensorLike, keep_prob: TensorLike = None, noise_shape: TensorLike = None,
-    seed: int | None = None, name: str | None = None, rate: TensorLike = None,
-) -> Any:  # fmt: skip
+@written("tf.nn")
+def dropout(x, keep_prob=None, noise_shape=None, seed=None, name=None, rate=None):
     """Return x with elements set to 0 at random in each run, and the others scaled up.
 
     Args:
@@ -695,10 +689,10 @@ def _noise_shape(shape: TensorLike, noise_shape: TensorLike) -> Any:
     return [shape[i] if n is None else n for i, n in enumerate(noise_shape)]
 
 
+@written("tf.nn")
 def embedding_lookup(
-    params: TensorLike, ids: TensorLike, partition_strategy: str = "mod", name: str | None = None,
-    validate_indices: bool = True, max_norm: float | None = None,
-) -> Any:  # fmt: skip
+    params, ids, partition_strategy="mod", name=None, validate_indices=True, max_norm=None
+):
     """Return the rows `ids` of a table.
 
     Args:
@@ -766,7 +760,7 @@ class TopKV2(NamedTuple):
     indices: Any
 
 
-@row("tf.nn", "TopKV2", kinds=REALS, k=as_sizes, sorted=None)
+@row("tf.nn", "TopKV2: * k | T sorted=yes", kinds=REALS, k=as_sizes, sorted=None)
 def top_k(input, k=1, sorted=True):
     """Return the k largest elements of each row, largest first, and their indices (int32).
 
@@ -780,9 +774,8 @@ def top_k(input, k=1, sorted=True):
     return TopKV2(values, rg.astype(indices, rg.int32))
 
 
-def in_top_k(
-    predictions: TensorLike, targets: TensorLike, k: TensorLike, name: str | None = None
-) -> Any:
+@written("tf.nn")
+def in_top_k(predictions, targets, k, name=None):
     """Return, for each row, whether fewer than k predictions exceed the target's prediction.
 
     Args:

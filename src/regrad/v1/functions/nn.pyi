@@ -8,146 +8,79 @@ from regrad.v1.functions.convolution import *
 from regrad.v1.functions.math import sigmoid as sigmoid
 from regrad.v1.functions.math import tanh as tanh
 
-def relu(features: Any, name: str | None = None) -> Any:
+def relu(features: TensorLike, name: str | None = None) -> Any:
     """Return `max(x, 0)`. The gradient at 0 is 0."""
 
-def relu6(features: Any, name: str | None = None) -> Any:
+def relu6(features: TensorLike, name: str | None = None) -> Any:
     """Return `min(max(x, 0), 6)`. The gradient is 0 at 0 and 1 at 6."""
 
-def elu(features: Any, name: str | None = None) -> Any: ...
-def selu(features: Any, name: str | None = None) -> Any: ...
-def swish(features: Any, name: str | None = None) -> Any: ...
-def softplus(features: Any, name: str | None = None) -> Any: ...
-def softsign(features: Any, name: str | None = None) -> Any: ...
+def elu(features: TensorLike, name: str | None = None) -> Any: ...
+def selu(features: TensorLike, name: str | None = None) -> Any: ...
+def swish(features: TensorLike, name: str | None = None) -> Any: ...
+def softplus(features: TensorLike, name: str | None = None) -> Any: ...
+def softsign(features: TensorLike, name: str | None = None) -> Any: ...
 def leaky_relu(features: TensorLike, alpha: TensorLike = 0.2, name: str | None = None) -> Any: ...
-def crelu(features: Any, name: str | None = None, axis: Any = -1) -> Any: ...
-def softmax(logits: Any, axis: Any = None, name: str | None = None, dim: Any = None) -> Any: ...
-def log_softmax(logits: Any, axis: Any = None, name: str | None = None, dim: Any = None) -> Any: ...
-def softmax_cross_entropy_with_logits(
-    _sentinel: None = None,
-    labels: TensorLike = None,
-    logits: TensorLike = None,
-    dim: int = -1,
-    name: str | None = None,
-    axis: int | None = None,
-) -> Any: ...
-def softmax_cross_entropy_with_logits_v2(
-    labels: TensorLike,
-    logits: TensorLike,
-    axis: int | None = None,
-    name: str | None = None,
-    dim: int | None = None,
-) -> Any: ...
-def sparse_softmax_cross_entropy_with_logits(
-    _sentinel: None = None,
-    labels: TensorLike = None,
-    logits: TensorLike = None,
-    name: str | None = None,
-) -> Any: ...
+def crelu(features: TensorLike, name: str | None = None, axis: TensorLike = -1) -> Any: ...
+def softmax(logits: TensorLike, axis: TensorLike = None, name: str | None = None,
+    dim: TensorLike = None) -> Any: ...  # fmt: skip
+def log_softmax(logits: TensorLike, axis: TensorLike = None, name: str | None = None,
+    dim: TensorLike = None) -> Any: ...  # fmt: skip
+def softmax_cross_entropy_with_logits(_sentinel: TensorLike = None, labels: TensorLike = None,
+    logits: TensorLike = None, dim: int = -1, name: str | None = None,
+    axis: TensorLike = None) -> Any: ...  # fmt: skip
+def softmax_cross_entropy_with_logits_v2(labels: TensorLike, logits: TensorLike,
+    axis: TensorLike = None, name: str | None = None, dim: TensorLike = None) -> Any: ...  # fmt: skip
+def sparse_softmax_cross_entropy_with_logits(_sentinel: TensorLike = None, labels: TensorLike = None,
+    logits: TensorLike = None, name: str | None = None) -> Any: ...  # fmt: skip
 def sparse_cross_entropy(labels: rg.Tensor, logits: rg.Tensor) -> Any: ...
-def sigmoid_cross_entropy_with_logits(
-    _sentinel: None = None,
-    labels: TensorLike = None,
-    logits: TensorLike = None,
-    name: str | None = None,
-) -> Any: ...
-def weighted_cross_entropy_with_logits(
-    labels: Any = None,
-    logits: Any = None,
-    pos_weight: Any = None,
-    name: str | None = None,
-    targets: Any = None,
-) -> Any:
+def sigmoid_cross_entropy_with_logits(_sentinel: TensorLike = None, labels: TensorLike = None,
+    logits: TensorLike = None, name: str | None = None) -> Any: ...  # fmt: skip
+def weighted_cross_entropy_with_logits(labels: TensorLike = None, logits: TensorLike = None,
+    pos_weight: TensorLike = None, name: str | None = None, targets: TensorLike = None) -> Any:  # fmt: skip
     """Return `sigmoid_cross_entropy_with_logits`, with positive examples times `pos_weight`."""
 
-def log_poisson_loss(
-    targets: Any, log_input: Any, compute_full_loss: Any = False, name: str | None = None
-) -> Any: ...
-def l2_loss(t: Any, name: str | None = None) -> Any: ...
-def l2_normalize(
-    x: Any, axis: Any = None, epsilon: Any = 1e-12, name: str | None = None, dim: Any = None
-) -> Any: ...
-def moments(
-    x: Any,
-    axes: Any,
-    shift: Any = None,
-    name: str | None = None,
-    keep_dims: Any = None,
-    keepdims: Any = None,
-) -> Any: ...
-def batch_normalization(
-    x: TensorLike,
-    mean: TensorLike,
-    variance: TensorLike,
-    offset: TensorLike,
-    scale: TensorLike,
-    variance_epsilon: float,
-    name: str | None = None,
-) -> Any: ...
+def log_poisson_loss(targets: TensorLike, log_input: TensorLike, compute_full_loss: bool = False,
+    name: str | None = None) -> Any: ...  # fmt: skip
+def l2_loss(t: TensorLike, name: str | None = None) -> Any: ...
+def l2_normalize(x: TensorLike, axis: TensorLike = None, epsilon: float = 1e-12,
+    name: str | None = None, dim: TensorLike = None) -> Any: ...  # fmt: skip
+def moments(x: TensorLike, axes: TensorLike, shift: TensorLike = None, name: str | None = None,
+    keep_dims: bool | None = None, keepdims: bool | None = None) -> Any: ...  # fmt: skip
+def batch_normalization(x: TensorLike, mean: TensorLike, variance: TensorLike, offset: TensorLike,
+    scale: TensorLike, variance_epsilon: float, name: str | None = None) -> Any: ...  # fmt: skip
 
 class FusedBatchNorm(NamedTuple):
     y: Any
     batch_mean: Any
     batch_var: Any
 
-def fused_batch_norm(
-    x: TensorLike,
-    scale: TensorLike,
-    offset: TensorLike,
-    mean: TensorLike = None,
-    variance: TensorLike = None,
-    epsilon: float = 0.001,
-    data_format: str = "NHWC",
-    is_training: bool = True,
-    name: str | None = None,
-) -> FusedBatchNorm: ...
+def fused_batch_norm(x: TensorLike, scale: TensorLike, offset: TensorLike, mean: Any = None,
+    variance: Any = None, epsilon: float = 0.001, data_format: str | None = "NHWC",
+    is_training: bool = True, name: str | None = None) -> FusedBatchNorm: ...  # fmt: skip
 def bessel(x: TensorLike, axes: tuple[int, ...]) -> Any: ...
-def local_response_normalization(
-    input: Any,
-    depth_radius: Any = 5,
-    bias: Any = 1,
-    alpha: Any = 1,
-    beta: Any = 0.5,
-    name: str | None = None,
-) -> Any: ...
-def lrn(
-    input: Any,
-    depth_radius: Any = 5,
-    bias: Any = 1,
-    alpha: Any = 1,
-    beta: Any = 0.5,
-    name: str | None = None,
-) -> Any: ...
-def zero_fraction(value: Any, name: str | None = None) -> Any:
+def local_response_normalization(input: TensorLike, depth_radius: int = 5, bias: TensorLike = 1,
+    alpha: TensorLike = 1, beta: float = 0.5, name: str | None = None) -> Any: ...  # fmt: skip
+def lrn(input: TensorLike, depth_radius: int = 5, bias: TensorLike = 1, alpha: TensorLike = 1,
+    beta: float = 0.5, name: str | None = None) -> Any: ...  # fmt: skip
+def zero_fraction(value: TensorLike, name: str | None = None) -> Any:
     """Return the fraction of elements that are 0, as float32."""
 
-def bias_add(
-    value: TensorLike, bias: TensorLike, data_format: str | None = None, name: str | None = None
-) -> Any: ...
-def xw_plus_b(x: Any, weights: Any, biases: Any, name: str | None = None) -> Any: ...
-def relu_layer(x: Any, weights: Any, biases: Any, name: str | None = None) -> Any: ...
-def dropout(
-    x: TensorLike,
-    keep_prob: TensorLike = None,
-    noise_shape: TensorLike = None,
-    seed: int | None = None,
-    name: str | None = None,
-    rate: TensorLike = None,
-) -> Any: ...
-def embedding_lookup(
-    params: TensorLike,
-    ids: TensorLike,
-    partition_strategy: str = "mod",
-    name: str | None = None,
-    validate_indices: bool = True,
-    max_norm: float | None = None,
-) -> Any: ...
+def bias_add(value: TensorLike, bias: TensorLike, data_format: str | None = None,
+    name: str | None = None) -> Any: ...  # fmt: skip
+def xw_plus_b(x: TensorLike, weights: TensorLike, biases: TensorLike,
+    name: str | None = None) -> Any: ...  # fmt: skip
+def relu_layer(x: TensorLike, weights: TensorLike, biases: TensorLike,
+    name: str | None = None) -> Any: ...  # fmt: skip
+def dropout(x: TensorLike, keep_prob: TensorLike = None, noise_shape: TensorLike = None,
+    seed: int | None = None, name: str | None = None, rate: TensorLike = None) -> Any: ...  # fmt: skip
+def embedding_lookup(params: TensorLike, ids: TensorLike, partition_strategy: str = "mod",
+    name: str | None = None, validate_indices: bool = True, max_norm: TensorLike = None) -> Any: ...  # fmt: skip
 
 class TopKV2(NamedTuple):
     values: Any
     indices: Any
 
-def top_k(input: Any, k: Any = 1, sorted: Any = True, name: str | None = None) -> Any: ...
-def in_top_k(
-    predictions: TensorLike, targets: TensorLike, k: TensorLike, name: str | None = None
-) -> Any: ...
+def top_k(input: TensorLike, k: TensorLike = 1, sorted: bool = True,
+    name: str | None = None) -> Any: ...  # fmt: skip
+def in_top_k(predictions: TensorLike, targets: TensorLike, k: TensorLike,
+    name: str | None = None) -> Any: ...  # fmt: skip

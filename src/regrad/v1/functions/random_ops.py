@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -29,12 +30,9 @@ from regrad.v1.errors import InvalidArgumentError
 from regrad.v1.functions import arrays, indexing
 from regrad.v1.graph.conversion import as_sizes, build, convert_to_tensor
 from regrad.v1.graph.graphs import current_graph, get_default_graph
+from regrad.v1.graph.rows import listed, plain_value, row, written
 from regrad.v1.graph.tensors import Tensor, face
-
-__all__ = [
-    "multinomial", "random_crop", "random_normal", "random_shuffle", "random_uniform",
-    "set_random_seed", "truncated_normal",
-]  # fmt: skip
+from regrad.v1.graph.tf_names import declare
 
 # -- seeds ---------------------------------------------------------------------------------------
 
@@ -116,26 +114,20 @@ KNOWN = np.ndarray, np.generic  # arrays of other types belong to a traced plan
 
 
 def _random_op(type: str, kernel: Callable[..., Any], inputs: str, attrs: str = "") -> Op:
-    """Make an op type. Its kernel receives the session's generator as the first argument."""
+    """Make an op from its declaration. Its kernel gets the session's generator first."""
 
     def draw(
-        run: PlanRun,
-        *arrays: Any,
-        seed: int,
-        seed2: int,
-        stream: int,
-        region: bool,
-        **attributes: Any,
+        run: PlanRun, *arrays: Any, seed: int, seed2: int, stream: int, region: bool, **options: Any
     ) -> np.ndarray:
-        return kernel(_source(run, seed, seed2, stream, region), *arrays, **attributes)
+        return kernel(_source(run, seed, seed2, stream, region), *arrays, **options)
 
     attrs += " seed seed2 stream region"
-    return graph_op(type, draw, inputs, attrs, stateful=True)
+    return graph_op(str(declare(f"{type} seed seed2")), draw, inputs, attrs, stateful=True)
 
 
 def _noise(type: str, distribution: str) -> Op:
     kernel = lambda source, shape, dtype: source.draw(distribution, shape, dtype)  # noqa: E731
-    return _random_op(type, kernel, "", "shape dtype")
+    return _random_op(f"{type}: shape | dtype T=Tidx", kernel, "", "shape dtype")
 
 
 def _integers(
@@ -164,9 +156,11 @@ def _classes(
 NORMAL = _noise("RandomStandardNormal", "normal")
 TRUNCATED = _noise("TruncatedNormal", "truncated_normal")
 UNIFORM = _noise("RandomUniform", "uniform")
-INTEGERS = _random_op("RandomUniformInt", _integers, "minval maxval", "shape dtype")
-SHUFFLE = _random_op("RandomShuffle", _shuffle, "value")
-MULTINOMIAL = _random_op("Multinomial", _classes, "logits", "count dtype")
+_UNIFORM_INT = "RandomUniformInt: shape * | Tout=dtype T=Tidx"
+INTEGERS = _random_op(_UNIFORM_INT, _integers, "minval maxval", "shape dtype")
+SHUFFLE = _random_op("RandomShuffle: * | T", _shuffle, "value")
+_MULTINOMIAL = "Multinomial: * num_samples=count | T output_dtype"
+MULTINOMIAL = _random_op(_MULTINOMIAL, _classes, "logits", "count dtype")
 
 
 def _not_through_a_shuffle(dy: rg.Tensor) -> Any:
@@ -221,9 +215,8 @@ def shape_attribute(shape: TensorLike) -> Any:
 
 
 def _normal(
-    name: str, op: Op, shape: TensorLike, mean: TensorLike, stddev: TensorLike,
-    dtype: dtypes.DTypeLike, seed: int | None,
-) -> Tensor:  # fmt: skip
+    _: str, name: str, op: Op, *, shape: Any, mean: Any, stddev: Any, dtype: Any, seed: Any
+) -> Tensor:
     with current_graph().name_scope(name) as scope:
         mean = convert_to_tensor(mean, dtype, name="mean")
         stddev = convert_to_tensor(stddev, dtype, name="stddev")
@@ -235,64 +228,53 @@ def _scale_and_shift(scope: str, y: Tensor, scale: Tensor, offset: Tensor) -> Te
     return build("AddV2", scope, rg.add, scaled, offset)
 
 
+_normal_row = partial(row, "tf", "AddV2", call=_normal, returns="Tensor", shape=plain_value)
+
+
+@_normal_row(NORMAL, scope="random_normal")
 def random_normal(
-    shape: TensorLike, mean: TensorLike = 0.0, stddev: TensorLike = 1.0,
-    dtype: dtypes.DTypeLike = dtypes.float32, seed: int | None = None, name: str | None = None,
-) -> Tensor:  # fmt: skip
+    shape, mean: TensorLike = 0.0, stddev: TensorLike = 1.0, dtype=dtypes.float32, seed=None
+):
     """Return normal (Gaussian) numbers.
 
     Args:
-        shape: The sizes: numbers, or a tensor of integers.
         mean: The mean, which may be a tensor and has a gradient.
         stddev: The standard deviation, which may be a tensor and has a gradient.
-        dtype: The dtype of the result.
-        seed: The seed of the op; see `set_random_seed`.
-        name: The name of the op in the graph, by default 'random_normal'.
 
     Raises:
         DTypeError: the dtype is not a float dtype.
-
-    Op type: `AddV2`. Source: `tf.random_normal`.
 
     >>> import regrad.v1 as tf
     >>> with tf.Graph().as_default(), tf.Session() as sess:
     ...     print(sess.run(tf.random_normal([2], mean=5.0, stddev=0.0)))
     [5. 5.]
     """
-    return _normal(name or "random_normal", NORMAL, shape, mean, stddev, dtype, seed)
 
 
+@_normal_row(TRUNCATED, scope="truncated_normal")
 def truncated_normal(
-    shape: TensorLike, mean: TensorLike = 0.0, stddev: TensorLike = 1.0,
-    dtype: dtypes.DTypeLike = dtypes.float32, seed: int | None = None, name: str | None = None,
-) -> Tensor:  # fmt: skip
+    shape, mean: TensorLike = 0.0, stddev: TensorLike = 1.0, dtype=dtypes.float32, seed=None
+):
     """Return normal numbers that are at most two standard deviations away from the mean.
 
     Args:
-        shape: The sizes: numbers, or a tensor of integers.
         mean: The mean, which may be a tensor and has a gradient.
         stddev: The standard deviation before truncation, which may be a tensor and has a gradient.
-        dtype: The dtype of the result.
-        seed: The seed of the op; see `set_random_seed`.
-        name: The name of the op in the graph, by default 'truncated_normal'.
 
     Raises:
         DTypeError: the dtype is not a float dtype.
-
-    Op type: `AddV2`. Source: `tf.truncated_normal`.
 
     >>> import regrad.v1 as tf
     >>> with tf.Graph().as_default(), tf.Session() as sess:
     ...     print(sess.run(tf.truncated_normal([2], mean=5.0, stddev=0.0)))
     [5. 5.]
     """
-    return _normal(name or "truncated_normal", TRUNCATED, shape, mean, stddev, dtype, seed)
 
 
+@written("tf")
 def random_uniform(
-    shape: TensorLike, minval: TensorLike = 0, maxval: TensorLike = None,
-    dtype: dtypes.DTypeLike = dtypes.float32, seed: int | None = None, name: str | None = None,
-) -> Tensor:  # fmt: skip
+    shape, minval: TensorLike = 0, maxval=None, dtype=dtypes.float32, seed=None, name=None
+) -> Tensor:
     """Return uniformly distributed numbers from `[minval, maxval)`.
 
     Args:
@@ -327,6 +309,7 @@ def random_uniform(
         return _scale_and_shift(scope, y, build("Sub", "sub", rg.subtract, high, low), low)
 
 
+@written("tf")
 def random_shuffle(value: TensorLike, seed: int | None = None, name: str | None = None) -> Tensor:
     """Return the rows of a tensor in random order. As in TensorFlow, the op has no gradient.
 
@@ -349,70 +332,56 @@ def random_shuffle(value: TensorLike, seed: int | None = None, name: str | None 
 
 
 def _categorical(
-    name: str, logits: TensorLike, num_samples: TensorLike, dtype: dtypes.DTypeLike | None,
-    seed: int | None,
+    _: str, name: str, op: Op, logits: TensorLike, num_samples: Any, *, seed: Any,
+    dtype: Any = None, output_dtype: Any = None,
 ) -> Tensor:  # fmt: skip
     with current_graph().name_scope(name):
         logits = convert_to_tensor(logits, name="logits")
         count = as_count(as_sizes(num_samples), "num_samples")
-        out_dtype = dtypes.to_numpy(dtype or "int64")
+        out_dtype = dtypes.to_numpy(dtype or output_dtype or "int64")
         shape = logits._symbol.shape
         spec = Spec((None if isinstance(shape, UnknownRank) else shape[0], count), out_dtype)
-        return draw(MULTINOMIAL, None, spec, seed, logits, count=count, dtype=out_dtype)
+        return draw(op, None, spec, seed, logits, count=count, dtype=out_dtype)
 
 
-def multinomial(
-    logits: TensorLike, num_samples: TensorLike, seed: int | None = None, name: str | None = None,
-    output_dtype: dtypes.DTypeLike | None = None,
-) -> Tensor:  # fmt: skip
+@row("tf", "Multinomial", MULTINOMIAL, scope="multinomial", call=_categorical, returns="Tensor")
+def multinomial(logits, num_samples, seed=None, name=None, output_dtype=None):
     """Return, for each row of logits, classes drawn from `softmax(logits)`.
 
     Args:
         logits: A tensor or array of the shape (rows, classes).
         num_samples: The number of classes to draw for each row.
-        seed: The seed of the op; see `set_random_seed`.
-        name: The name of the op in the graph, by default 'multinomial'.
-        output_dtype: The dtype of the result.
 
     Returns:
         A tensor of integers (int64), of the shape (rows, num_samples).
-
-    Op type: `Multinomial`. Source: `tf.multinomial`.
 
     >>> import regrad.v1 as tf
     >>> with tf.Graph().as_default(), tf.Session() as sess:
     ...     print(sess.run(tf.multinomial([[0.0, 100.0]], 3)))
     [[1 1 1]]
     """
-    return _categorical(name or "multinomial", logits, num_samples, output_dtype, seed)
 
 
-def categorical(
-    logits: TensorLike, num_samples: TensorLike, dtype: dtypes.DTypeLike | None = None,
-    seed: int | None = None, name: str | None = None,
-) -> Tensor:  # fmt: skip
+@row(
+    "tf.random", "Multinomial", MULTINOMIAL, scope="categorical", call=_categorical,
+    returns="Tensor",
+)  # fmt: skip
+def categorical(logits, num_samples, dtype=None, seed=None):
     """Return classes for each row of logits, drawn from `softmax(logits)` like `multinomial`.
 
     Args:
         logits: A tensor or array of the shape (rows, classes).
         num_samples: The number of classes to draw for each row.
-        dtype: The dtype of the result.
-        seed: The seed of the op; see `set_random_seed`.
-        name: The name of the op in the graph, by default 'categorical'.
-
-    Op type: `Multinomial`. Source: `tf.random.categorical`.
 
     >>> import regrad.v1 as tf
     >>> with tf.Graph().as_default(), tf.Session() as sess:
     ...     print(sess.run(tf.random.categorical([[0.0, 100.0]], 3)))
     [[1 1 1]]
     """
-    return _categorical(name or "categorical", logits, num_samples, dtype, seed)
 
 
-def random_crop(
-    value: TensorLike, size: TensorLike, seed: int | None = None, name: str | None = None
-) -> Tensor:
+@written("tf")
+def random_crop(value, size, seed=None, name=None) -> Tensor:
     """Return a block of this size from a random position in a tensor.
 
     Args:
@@ -439,3 +408,6 @@ def random_crop(
 
 def _wrap(anywhere: rg.Tensor, shape: rg.Tensor, size: rg.Tensor) -> Any:
     return rg.remainder(anywhere, shape - size + 1)
+
+
+__all__ = listed(__name__, "set_random_seed")

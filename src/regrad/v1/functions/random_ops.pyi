@@ -8,71 +8,31 @@ from regrad.shapes.infer import Spec
 from regrad.v1 import dtypes
 from regrad.v1.graph.tensors import Tensor
 
+def set_random_seed(seed: int | None) -> None: ...
+def get_seed(op_seed: int | None) -> tuple[int | None, int | None]: ...
+
+UNIFORM: Any
+
+def draw(op: Op, name: str | None, spec: Spec, seed: int | None, *inputs: Tensor,
+    **attrs: Any) -> Tensor: ...  # fmt: skip
+def noise(op: Op, name: str | None, shape: TensorLike, dtype: dtypes.DTypeLike,
+    seed: int | None) -> Tensor: ...  # fmt: skip
+def shape_attribute(shape: TensorLike) -> Any: ...
+def random_normal(shape: TensorLike, mean: TensorLike = 0.0, stddev: TensorLike = 1.0,
+    dtype: dtypes.DTypeLike = ..., seed: int | None = None, name: str | None = None) -> Tensor: ...  # fmt: skip
+def truncated_normal(shape: TensorLike, mean: TensorLike = 0.0, stddev: TensorLike = 1.0,
+    dtype: dtypes.DTypeLike = ..., seed: int | None = None, name: str | None = None) -> Tensor: ...  # fmt: skip
+def random_uniform(shape: TensorLike, minval: TensorLike = 0, maxval: TensorLike = None,
+    dtype: dtypes.DTypeLike = ..., seed: int | None = None, name: str | None = None) -> Tensor: ...  # fmt: skip
+def random_shuffle(value: TensorLike, seed: int | None = None, name: str | None = None) -> Tensor: ...  # fmt: skip
+def multinomial(logits: TensorLike, num_samples: TensorLike, seed: int | None = None,
+    name: str | None = None, output_dtype: TensorLike = None) -> Tensor: ...  # fmt: skip
+def categorical(logits: TensorLike, num_samples: TensorLike, dtype: dtypes.DTypeLike | None = None,
+    seed: int | None = None, name: str | None = None) -> Tensor: ...  # fmt: skip
+def random_crop(value: TensorLike, size: TensorLike, seed: int | None = None,
+    name: str | None = None) -> Tensor: ...  # fmt: skip
+
 __all__ = [
     "multinomial", "random_crop", "random_normal", "random_shuffle", "random_uniform",
     "set_random_seed", "truncated_normal",
 ]  # fmt: skip
-DEFAULT_GRAPH_SEED: int
-
-def set_random_seed(seed: int | None) -> None: ...
-def get_seed(op_seed: int | None) -> tuple[int | None, int | None]: ...
-
-KNOWN: tuple[Any, ...]
-NORMAL: Any
-TRUNCATED: Any
-UNIFORM: Any
-INTEGERS: Any
-SHUFFLE: Any
-MULTINOMIAL: Any
-
-def draw(
-    op: Op, name: str | None, spec: Spec, seed: int | None, *inputs: Tensor, **attrs: Any
-) -> Tensor: ...
-def noise(
-    op: Op, name: str | None, shape: TensorLike, dtype: dtypes.DTypeLike, seed: int | None
-) -> Tensor: ...
-def shape_attribute(shape: TensorLike) -> Any: ...
-def random_normal(
-    shape: TensorLike,
-    mean: TensorLike = 0.0,
-    stddev: TensorLike = 1.0,
-    dtype: dtypes.DTypeLike = ...,
-    seed: int | None = None,
-    name: str | None = None,
-) -> Tensor: ...
-def truncated_normal(
-    shape: TensorLike,
-    mean: TensorLike = 0.0,
-    stddev: TensorLike = 1.0,
-    dtype: dtypes.DTypeLike = ...,
-    seed: int | None = None,
-    name: str | None = None,
-) -> Tensor: ...
-def random_uniform(
-    shape: TensorLike,
-    minval: TensorLike = 0,
-    maxval: TensorLike = None,
-    dtype: dtypes.DTypeLike = ...,
-    seed: int | None = None,
-    name: str | None = None,
-) -> Tensor: ...
-def random_shuffle(
-    value: TensorLike, seed: int | None = None, name: str | None = None
-) -> Tensor: ...
-def multinomial(
-    logits: TensorLike,
-    num_samples: TensorLike,
-    seed: int | None = None,
-    name: str | None = None,
-    output_dtype: dtypes.DTypeLike | None = None,
-) -> Tensor: ...
-def categorical(
-    logits: TensorLike,
-    num_samples: TensorLike,
-    dtype: dtypes.DTypeLike | None = None,
-    seed: int | None = None,
-    name: str | None = None,
-) -> Tensor: ...
-def random_crop(
-    value: TensorLike, size: TensorLike, seed: int | None = None, name: str | None = None
-) -> Tensor: ...

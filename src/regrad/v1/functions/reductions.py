@@ -23,14 +23,8 @@ from regrad.v1.functions.math import add, cast, to_double
 from regrad.v1.graph.conversion import convert_to_tensor
 from regrad.v1.graph.forms import axes_of, dtype_of, is_eager, one_op, rank_of, scope, tensor
 from regrad.v1.graph.kinds import BOOLS, INEXACT, NUMBERS, REALS
-from regrad.v1.graph.rows import define, row
+from regrad.v1.graph.rows import define, listed, row
 from regrad.v1.graph.tensors import CONVERSIONS, IndexedSlices, rg_read
-
-__all__ = [
-    "argmax", "argmin", "argsort", "count_nonzero", "cumprod", "cumsum", "invert_permutation",
-    "reduce_all", "reduce_any", "reduce_logsumexp", "reduce_max", "reduce_mean", "reduce_min",
-    "reduce_prod", "reduce_sum", "segment_mean", "segment_sum", "sort", "unsorted_segment_sum",
-]  # fmt: skip
 
 # -- reductions ------------------------------------------------------------------------------------
 
@@ -52,35 +46,33 @@ def _keep_dtype(
         return cast(y, dtype, name=whole)
 
 
+def _reduction(
+    names: str, function: Callable[..., Any], kinds: str, *shows: str, **settings: Any
+) -> Callable[..., Any]:
+    """Make a reduction. The names are its name and its op type, if it is one op."""
+    name, _, op_type = names.partition(" ")
+    view = f"{op_type}: {REDUCED} {'T' * (kinds != BOOLS)}"
+    doc = str(function.__doc__).partition("\n")[0] + AXIS
+    declared = f"tf.{name}(input_tensor, {AXES})"
+    return define(declared, view, function, kinds, *shows, doc=doc, **settings)
+
+
+REDUCED = "* reduction_indices=all_axes | keep_dims=keepdims Tidx"
 AXIS = "\n\nArgs:\n    axis: An axis, a list of axes, or None for all."
 AXES = "axis=None, keepdims=None, name=None, reduction_indices=None, keep_dims=None"
-
-
-def _reduction(
-    name: str, op_type: str | None, function: Callable[..., Any], kinds: str, given: str,
-    result: str, **settings: Any,
-) -> Callable[..., Any]:  # fmt: skip
-    declaration = f"tf.{name}(input_tensor, {AXES})"
-    doc = str(function.__doc__).partition("\n")[0] + AXIS
-    return define(declaration, op_type, function, kinds, given, result, doc=doc, **settings)
-
-
 SQUARE = "[[1.0, 2.0], [3.0, 4.0]]"
-reduce_sum = _reduction("reduce_sum", "Sum", rg.sum, NUMBERS, SQUARE, "10.", call=_keep_dtype)
-reduce_mean = _reduction(
-    "reduce_mean", "Mean", rg.mean, NUMBERS, SQUARE, "2.5",
-    call=partial(_keep_dtype, prepare=to_double),
-)  # fmt: skip
-reduce_prod = _reduction("reduce_prod", "Prod", rg.prod, NUMBERS, SQUARE, "24.", call=_keep_dtype)
-reduce_max = _reduction("reduce_max", "Max", rg.max, REALS, SQUARE, "4.")
-reduce_min = _reduction("reduce_min", "Min", rg.min, REALS, SQUARE, "1.")
-reduce_any = _reduction("reduce_any", "Any", rg.any, BOOLS, "[True, False]", "True")
-reduce_all = _reduction("reduce_all", "All", rg.all, BOOLS, "[True, False]", "False")
-reduce_logsumexp = _reduction(
-    "reduce_logsumexp", None, rg.logsumexp, INEXACT, SQUARE, "4.44019", scope="ReduceLogSumExp"
-)
-reduce_variance = _reduction("math.reduce_variance", None, rg.var, INEXACT, SQUARE, "1.25")
-reduce_std = _reduction("math.reduce_std", None, rg.std, INEXACT, SQUARE, "1.118034")
+reduce_sum = _reduction("reduce_sum Sum", rg.sum, NUMBERS, SQUARE, "10.", call=_keep_dtype)
+MEAN = partial(_keep_dtype, prepare=to_double)
+reduce_mean = _reduction("reduce_mean Mean", rg.mean, NUMBERS, SQUARE, "2.5", call=MEAN)
+reduce_prod = _reduction("reduce_prod Prod", rg.prod, NUMBERS, SQUARE, "24.", call=_keep_dtype)
+reduce_max = _reduction("reduce_max Max", rg.max, REALS, SQUARE, "4.")
+reduce_min = _reduction("reduce_min Min", rg.min, REALS, SQUARE, "1.")
+reduce_any = _reduction("reduce_any Any", rg.any, BOOLS, "[True, False]", "True")
+reduce_all = _reduction("reduce_all All", rg.all, BOOLS, "[True, False]", "False")
+LOG_SUM = "reduce_logsumexp", rg.logsumexp, INEXACT, SQUARE, "4.44019"
+reduce_logsumexp = _reduction(*LOG_SUM, scope="ReduceLogSumExp")
+reduce_variance = _reduction("math.reduce_variance", rg.var, INEXACT, SQUARE, "1.25")
+reduce_std = _reduction("math.reduce_std", rg.std, INEXACT, SQUARE, "1.118034")
 
 
 def _count(
@@ -119,11 +111,14 @@ def _position(
         return cast(one_op(op_type, op_type, function, x, **options), out_dtype, name=whole)
 
 
+PLACE = "* dimension=axis | T Tidx output_type"
+
+
 def _first_by_default(axis: TensorLike) -> int:
     return axes_of(axis) or 0
 
 
-@row("tf", "ArgMax", rg.argmax, REALS, call=_position, axis=_first_by_default)
+@row("tf", f"ArgMax: {PLACE}", rg.argmax, REALS, call=_position, axis=_first_by_default)
 def argmax(input, axis=None, name=None, dimension=None, output_type=dtypes.int64):
     """Return the index of the first largest element along `axis`, by default axis 0.
 
@@ -134,7 +129,7 @@ def argmax(input, axis=None, name=None, dimension=None, output_type=dtypes.int64
     """
 
 
-@row("tf", "ArgMin", rg.argmin, REALS, call=_position, axis=_first_by_default)
+@row("tf", f"ArgMin: {PLACE}", rg.argmin, REALS, call=_position, axis=_first_by_default)
 def argmin(input, axis=None, name=None, dimension=None, output_type=dtypes.int64):
     """Return the index of the first smallest element along `axis`, by default axis 0.
 
@@ -157,8 +152,9 @@ def _scan(
         return (rg.find_op(op_type).function if direct else function)(x, axis=axis, **attrs)
 
     return define(
-        f"tf.{name}(x, axis=0, exclusive=False, reverse=False)", op_type, scan, NUMBERS,
-        "[1.0, 2.0, 4.0]", f"[{shown}]",
+        f"tf.{name}(x, axis=0, exclusive=False, reverse=False)",
+        f"{op_type}: * axis | T exclusive reverse Tidx", scan, NUMBERS, "[1.0, 2.0, 4.0]",
+        f"[{shown}]",
         doc=f"Return the running {what} of the elements along `axis`.", call=_keep_dtype,
     )  # fmt: skip
 
@@ -241,7 +237,10 @@ def invert_permutation(x: TensorLike, name: str | None = None) -> Any:
 # -- segments --------------------------------------------------------------------------------------
 
 
-@row("tf", "UnsortedSegmentSum", rg.segment_sum, NUMBERS, same=False)
+SEGMENTS = "UnsortedSegmentSum: * num_segments | T Tindices Tnumsegments"
+
+
+@row("tf", SEGMENTS, rg.segment_sum, NUMBERS, same=False)
 def unsorted_segment_sum(data, segment_ids, num_segments):
     """Return the sums of the slices of `data` with the same id. Negative ids are dropped.
 
@@ -317,3 +316,4 @@ def _add_rows(slices: IndexedSlices, dtype: dtypes.DTypeLike | None, name: str |
 
 
 CONVERSIONS[IndexedSlices] = _add_rows
+__all__ = listed(__name__, "invert_permutation")

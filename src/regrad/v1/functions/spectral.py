@@ -16,11 +16,6 @@ from regrad.v1.graph.forms import axes_of
 from regrad.v1.graph.kinds import COMPLEX, FLOATS
 from regrad.v1.graph.rows import define, row
 
-__all__ = [
-    "fft", "fft2d", "fft3d", "fftshift", "ifft", "ifft2d", "ifft3d", "ifftshift", "irfft",
-    "irfft2d", "irfft3d", "rfft", "rfft2d", "rfft3d",
-]  # fmt: skip
-
 # -- complex to complex ----------------------------------------------------------------------------
 
 
@@ -35,12 +30,12 @@ def _transform(name: str, op_type: str, count: int) -> Callable[..., Any]:
     inverse = "inverse " * (op_type == "IFFT")
     axes = "axis" if count == 1 else f"{('two', 'three')[count - 2]} axes"
     brackets, close = "[" * count, "]" * count
+    function, view = _along(op_type, count), f"{op_type}: * | Tcomplex"
+    shown = f"{brackets}1 + 0j{close}", f"{brackets}1.+0.j{close}"
     return define(
-        f"tf.{name}(input)", op_type, _along(op_type, count), COMPLEX, f"{brackets}1 + 0j{close}",
-        f"{brackets}1.+0.j{close}",
+        f"tf.{name}(input)", view, function, COMPLEX, *shown, scope=name.upper(),
         doc=f"Return the {inverse}Fourier transform along the last {axes}, of the input's shape "
         "and dtype.",
-        scope=name.upper(),
     )  # fmt: skip
 
 

@@ -68,14 +68,15 @@ def rank_of(x: TensorLike) -> int | None:
 
 
 def one_op(
-    op_type: str | None, name: str, function: Callable[..., Any], *values: TensorLike,
+    op_type: str | None, name: str | None, function: Callable[..., Any], *values: TensorLike,
     kinds: str = ANY, same: bool = True, **attrs: Any,
 ) -> Any:  # fmt: skip
     """Call a regrad function on values as tensors, and name the op of type `op_type` it makes.
 
-    With `same`, all values get one dtype, and tensors of different dtypes raise. For a composition
-    `op_type` is None, and the name is only the name of the scope.
+    With `same`, all values get one dtype, and tensors of different dtypes raise. The default name
+    is the op type. For a composition `op_type` is None, and the name is only the name of the scope.
     """
+    name = name or op_type
     if len(values) == 1 and type(values[0]) is Tensor and not attrs:
         short = _short(op_type, name, function, values[0], kinds)
         if short is not None:
@@ -83,7 +84,7 @@ def one_op(
     if is_eager(*values):
         return function(*values, **attrs)
     with current_graph().name_scope(name) as whole:
-        said, xs = op_type or name, values
+        said, xs = str(op_type or name), values
         if not same:
             xs = [v if v is None else tensor(v) for v in values]
         elif not _agree(values):
@@ -93,7 +94,7 @@ def one_op(
 
 
 def _short(
-    op_type: str | None, name: str, function: Callable[..., Any], x: Tensor, kinds: str
+    op_type: str | None, name: str | None, function: Callable[..., Any], x: Tensor, kinds: str
 ) -> Any:
     """Do the work of `one_op` for one tensor of the graph and the default name, else nothing."""
     symbol = x._symbol

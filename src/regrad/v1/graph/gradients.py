@@ -92,7 +92,7 @@ def RegisterGradient(op_type: str) -> Callable[[Any], Any]:
     """
     if not isinstance(op_type, str):
         raise ArgumentError(
-            f"op_type must be a string, got {op_type!r}. Write @tf.RegisterGradient('Name')"
+            f"op_type must be a string, got {place(op_type)}. Write @tf.RegisterGradient('Name')"
         )
     return register(op_type)
 
@@ -118,7 +118,7 @@ def NotDifferentiable(op_type: str) -> None:
     [None]
     """
     if not isinstance(op_type, str):
-        raise ArgumentError(f"op_type must be a string, got {op_type!r}")
+        raise ArgumentError(f"op_type must be a string, got {place(op_type)}")
     if op_type in RULES or op_type in OPS:
         raise name_is_taken(op_type)
     RULES[op_type] = NoGradient()

@@ -11,6 +11,7 @@ from typing import Any
 import regrad.graph.graph as engine
 from regrad.core.bindings import OpBinding
 from regrad.core.blocks import block, stay
+from regrad.core.callers import CARRIERS, warn_caller
 from regrad.core.dims import ErrorTerms
 from regrad.core.name_scopes import AROUND
 from regrad.core.overrides import gradient_override_map as OverrideScope
@@ -20,11 +21,12 @@ from regrad.core.rule import NoGradient, Rule
 from regrad.core.state import current
 from regrad.core.tape import rule_in_force
 from regrad.core.tensor import Readable, Tensor, TensorLike
-from regrad.errors import ArgumentError, GraphError, UnknownOpError, near
+from regrad.errors import ArgumentError, GraphError, UnknownOpError, UnusedOverrideWarning, near
 from regrad.graph.graph import INNERMOST, Node
 from regrad.inspection.drawings import Drawing
 from regrad.shapes.infer import Spec
 from regrad.v1.graph import draw
+from regrad.v1.graph.tf_op_types import is_never_made
 
 __all__ = [
     "Graph", "GraphKeys", "add_to_collection", "control_dependencies", "device", "get_collection",
@@ -225,7 +227,8 @@ class Graph(engine.OpGraph):
         the ops' own rules.
 
         Entering the scope raises TypeError unless the map is a dict of strings to strings or
-        functions, and UnknownOpError (a LookupError) for a key that is not an op type.
+        functions, and UnknownOpError (a LookupError) for a key that is not an op type. For an op
+        type of TensorFlow that regrad.v1 never makes, it warns with an UnusedOverrideWarning.
 
         Source: `tf.Graph.gradient_override_map`.
         """
@@ -264,6 +267,15 @@ class GraphOverrideScope(OverrideScope):
                 "a gradient_override_map scope can be entered only once; make a new one"
             )
         self._used = True
+        never = {k for k in self._rules if isinstance(k, str) and is_never_made(k)}
+        self._rules = {k: v for k, v in self._rules.items() if k not in never}
+        for key in sorted(never):
+            if key not in self._marked:
+                warn_caller(
+                    f"gradient_override_map: regrad.v1 never makes the op type {key!r} of "
+                    "TensorFlow, so its rule has no effect. graph.summary() lists the op types of "
+                    "a graph.", UnusedOverrideWarning, CARRIERS,
+                )  # fmt: skip
         return (yield from super()._steps())
 
     def _fresh(self, rules: OpTypeMap) -> GraphOverrideScope:
@@ -317,9 +329,18 @@ class LateRule(Rule):
 
     def pull(self, record: Any, dy: Any, wanted: Sequence[int]) -> Any:
         rule = self.found(f" {record.name!r}" if hasattr(record, "name") else "")
-        if isinstance(rule, NoGradient):
+        if isinstance(rule, NoGradient) or self._is_of_positions(record):
             return [(i, None) for i in wanted]
         return rule.pull(record, dy, wanted)
+
+    def _is_of_positions(self, record: Any) -> bool:
+        """Return whether an op type lends its rule to an op such as ArgMax.
+
+        Integers that ArgMax returns are positions. In TensorFlow they have no gradient.
+        """
+        lent = self.name not in RULES and isinstance(self.op.shipped, NoGradient)
+        ys = record.y if isinstance(record.y, tuple) else (record.y,)
+        return lent and all(y.dtype.kind in "iu" for y in ys)
 
 
 # -- the default graph ---------------------------------------------------------------------------

@@ -12,7 +12,7 @@ import inspect
 import re
 from typing import Any, NamedTuple
 
-from regrad.core.docstrings import Texts
+from regrad.core.docstrings import Texts, importing
 from regrad.core.registry import OPS
 
 INDENT = " " * 4
@@ -23,7 +23,7 @@ HOLDS = {
 }  # fmt: skip
 
 
-class _Names(dict[str, str]):
+class Names(dict[str, str]):
     """Texts by name, or by a suffix of names such as `_initializer`."""
 
     def get(self, key: str, default: str = "") -> str:  # pyright: ignore
@@ -32,7 +32,7 @@ class _Names(dict[str, str]):
 
 
 # Descriptions of arguments by name, for functions that do not describe the argument themselves.
-TEXTS = _Names({
+TEXTS = Names({
     "axis": "The axis. It must be known when the graph is built.",
     "keepdims": "Keep the reduced axes, with size 1.",
     "dtype": "The dtype of the result.",
@@ -66,6 +66,7 @@ TEXTS = _Names({
     "weights": "A weight for each loss: a number, or a tensor of the rank of the losses.",
     "loss_collection": "The collection to add the result to, or None.",
     "reduction": "How losses are reduced; see `tf.losses.Reduction`.",
+    "scope": "The name scope.",
     "label_smoothing": "How far to move labels towards equal probabilities, 0 to 1.",
     "activation": "A function to apply to the result, or its name in `tf.nn`.",
     "use_bias": "Whether the layer adds a bias.",
@@ -116,14 +117,15 @@ def complete(doc: str, row: RowParts) -> str:
     doc = inspect.cleandoc(doc)
     prose, mark, example = (doc + _example(row)).partition("\n>>> ")
     sections = {title: text.rstrip("\n") for title, text in SECTION.findall(prose)}
-    prose = SECTION.sub("", prose).strip()
+    prose, _, more = re.sub(r"\n{3,}", "\n\n", SECTION.sub("", prose)).partition("\n\nSource: ")
     sections["Args"] = _arguments(row, sections.get("Args", ""))
     sections.setdefault("Returns", _results(row))
     sections.setdefault("Raises", _errors(row))
     kind = f"Op type: `{row.op_type}`." if row.op_type else "A composition."
     titles = [t for t in ("Args", "Returns", "Raises") if sections[t]]
-    parts = [prose, *(f"{t}:\n{sections[t]}" for t in titles), f"{kind} Source: `{row.path}`."]
-    text = "\n\n".join([*parts, mark.strip("\n") + example] if mark else parts)
+    source = f"{kind} Source: `{row.path}`" + (f";\n{more.strip()}" if more else ".")
+    parts = [prose.strip(), *(f"{t}:\n{sections[t]}" for t in titles), source]
+    text = importing("\n\n".join([*parts, mark.strip("\n") + example] if mark else parts))
     return text.replace("\n", f"\n{INDENT}").replace(f"\n{INDENT}\n", "\n\n")
 
 
@@ -137,6 +139,8 @@ def _arguments(row: RowParts, own: str) -> str:
             lines.append(f"{name}: {said[name].rstrip()}")
         elif name == "name":
             lines.append(f"name: The name of the op in the graph, by default {row.default!r}.")
+        elif name in row.tensors and name in TEXTS:
+            lines.append(f"{name}: {TEXTS[name]}")
         elif name in row.tensors and not together:
             lines.append(f"{name}: A tensor or array{_holding(row)}, or a {_single(row)}.")
         elif name in row.tensors:

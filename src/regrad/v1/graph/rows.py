@@ -14,7 +14,8 @@ from regrad.v1 import dtypes
 from regrad.v1.graph.conversion import as_sizes
 from regrad.v1.graph.forms import axes_of, one_op, renamed
 from regrad.v1.graph.kinds import ANY
-from regrad.v1.graph.row_docs import RowParts, complete
+from regrad.v1.graph.row_docs import Names, RowParts, complete
+from regrad.v1.graph.tf_names import declare
 
 MISSING, EITHER = inspect.Parameter.empty, inspect.Parameter.POSITIONAL_OR_KEYWORD
 TENSOR = object()  # the role of a tensor parameter that has a default
@@ -34,6 +35,87 @@ USUAL_ROLES: dict[str, Any] = {
     "reduction_indices": "axis", "dimension": "axis", "dim": "axis", "squeeze_dims": "axis",
     "keep_dims": "keepdims",
 }  # fmt: skip
+# Types of parameters by name, where the default does not show them.
+TYPES = Names({
+    "name": "str | None", "scope": "str | None", "loss_collection": "str | None",
+    "seed": "int | None", "op_seed": "int | None", "data_format": "str | None",
+    "accum_name": "str | None", "linear_name": "str | None", "keepdims": "bool | None",
+    "keep_dims": "bool | None", "activation": "Function | str", "_initializer": "Initial",
+    "_regularizer": "Function", "_constraint": "Function", "reuse": "bool | AutoReuse | None",
+    **dict.fromkeys(("values", "t_list", "boundaries"), "Sequence[TensorLike]"),
+    **dict.fromkeys(("weights", "mean", "stddev", "minval", "alpha", "bias"), "TensorLike"),
+    "label_smoothing": "float",
+    **dict.fromkeys(("dtype", "out_type", "out_idx", "output_type"), "dtypes.DTypeLike"),
+})  # fmt: skip
+SHOWN = "int", "int | Sequence[int]", "str"  # annotations that belong to the signature
+LISTED: dict[tuple[str, str], list[str]] = {}  # the names of rows, by module and place
+
+
+def listed(module: str, others: str = "", place: str = "tf") -> list[str]:
+    """Return the `__all__` of a module: the names of its rows at a place, and other names."""
+    return sorted({*LISTED[module, place], *others.split()})
+
+
+def written(place: str, op_types: str | None = None) -> Callable[[Any], Any]:
+    """Complete the signature of a function that handles its arguments itself.
+
+    The function is returned as it is. Its parameters get types by name and default.
+
+    Args:
+        place: The namespace of the function in TensorFlow's index.
+        op_types: The declaration of the op types that only this function makes; see `tf_names`.
+    """
+    declare(op_types)
+
+    def complete_types(function: Any) -> Any:
+        _list(place, function.__name__, function.__module__)
+        types = function.__annotations__
+        for p in inspect.signature(function).parameters.values():
+            types[p.name] = types.pop(p.name, None) or _type(p)
+        types["return"] = types.pop("return", "Any")
+        return function
+
+    return complete_types
+
+
+def constructor(
+    declared: str, module: str, usual: str = "TensorLike", **scope: Any
+) -> Callable[..., None]:
+    """Make an `__init__` from declared arguments. It calls `_take` with all arguments by name.
+
+    Args:
+        declared: The arguments, such as `"learning_rate, name='SGD'"`.
+        module: The module of the class.
+        usual: The type of arguments whose name and default do not show it.
+        scope: Names that the declaration uses.
+    """
+    names = [argument.partition("=")[0].strip() for argument in declared.split(",")]
+    passed = ", ".join(f"{name}={name}" for name in names)
+    source = f"def __init__(self, {declared}):\n    self._take({passed})"
+    made = compiled("__init__", source, {"__name__": module, **scope}, lasting=True)
+    kinds, listed = {bool: "bool", str: "str", float: usual}, inspect.signature(made).parameters
+    types = {n: kinds.get(type(p.default)) or TYPES.get(n, usual) for n, p in listed.items()}
+    made.__annotations__ = {**types, "return": "None"}
+    return made
+
+
+def _list(place: str, name: str, module: str) -> None:
+    LISTED.setdefault((module, place), []).append(name)
+
+
+def _role(p: inspect.Parameter, settings: dict[str, Any]) -> Any:
+    return settings.get(p.name, USUAL_ROLES.get(p.name))
+
+
+def _type(p: inspect.Parameter, role: Any = None) -> str:
+    """Return the type of a parameter as text."""
+    if p.annotation in SHOWN:
+        return p.annotation
+    found = TYPES.get(p.name)
+    if not found:
+        simple = type(p.default) in (bool, int, float, str) and role in (None, bool, plain_value)
+        return type(p.default).__name__ if simple else "TensorLike"
+    return f"{found} | None" if p.default is None and not found.endswith("None") else found
 
 
 def define(
@@ -51,7 +133,8 @@ def define(
         declaration: The signature in TensorFlow's index. Parameters without a default are the
             tensors, in order. Parameters with a default are attributes, passed by keyword.
             `name=None` is appended unless the declaration has it.
-        op_type, function, kinds, same: See `one_op`.
+        op_type: The op type, with its declaration unless it is declared elsewhere; see `tf_names`.
+        function, kinds, same: See `one_op`.
         shows: An example: the arrays and keywords to pass, and the eager result, as its elements
             or as its repr.
         doc: The docstring. The default is the docstring of `function`, or only its first line if
@@ -67,8 +150,9 @@ def define(
 
 
 def row(
-    place: str, op_type: str | None, function: Callable[..., Any] | Op | None = None,
-    kinds: str = ANY, deferred: bool = False, **settings: Any,
+    place: str, op_type: str | None = None, function: Callable[..., Any] | Op | None = None,
+    kinds: str = ANY, deferred: bool = False, then: Callable[..., None] | None = None,
+    **settings: Any,
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:  # fmt: skip
     """Make a TensorFlow function as `define` does, with a Python function as the declaration.
 
@@ -78,18 +162,26 @@ def row(
 
     Args:
         place: The namespace of the function in TensorFlow's index.
-        op_type, kinds: See `one_op`.
+        op_type, kinds: See `define`.
         function: The function that computes the row, by default the decorated function.
         deferred: Whether the decorated function reads sizes; see `deferrable`.
+        then: A function with the last parameters, which several rows share.
         settings: See `_made`.
     """
 
     def decorate(written: Callable[..., Any]) -> Callable[..., Any]:
-        declared = inspect.signature(written).parameters
-        listed = [p.replace(annotation=MISSING) for p in declared.values()]
-        name = [] if "name" in declared else [inspect.Parameter("name", EITHER, default=None)]
+        declared = {**inspect.signature(written).parameters}
+        if then is not None:
+            declared |= inspect.signature(then).parameters
+        parameters = [
+            p if p.annotation in SHOWN and _role(p, settings) is not as_sizes
+            else p.replace(annotation=MISSING)
+            for p in declared.values()
+        ]  # fmt: skip
+        named = {"name", "scope"} & declared.keys()
+        name = [] if named else [inspect.Parameter("name", EITHER, default=None)]
         path, doc = f"{place}.{written.__name__}", written.__doc__ or ""
-        whole = path, inspect.Signature([*listed, *name]), written.__module__
+        whole = path, inspect.Signature([*parameters, *name]), written.__module__
         computes = function or (deferrable(written) if deferred else written)
         return _made(*whole, op_type, computes, doc, kinds=kinds, **settings)
 
@@ -99,23 +191,29 @@ def row(
 def _made(
     path: str, signature: inspect.Signature, module: str, op_type: str | None,
     function: Callable[..., Any] | Op, doc: str, *, kinds: str, shows: tuple[str, ...] = (),
-    scope: str = "", same: bool = True, call: Callable[..., Any] = one_op, **roles: Role,
+    scope: str | None = "", same: bool = True, call: Callable[..., Any] = one_op,
+    returns: str = "Any", **roles: Role,
 ) -> Callable[..., Any]:  # fmt: skip
     """Make a row from its declaration.
 
     Args:
         scope: The default name of the op. If it is empty, the default name is the declared
-            `name`, the op type or the function's name.
+            `name`, the op type or the function's name. Losses have a parameter `scope` for it. None
+            leaves the choice to `call`.
         call: The function to call instead of `one_op`.
+        returns: The type of the result.
         roles: Roles of parameters that differ from `USUAL_ROLES`. A role is a function that
             converts the passed value to the attribute, the new name of a renamed parameter,
             `TENSOR`, or None for a parameter without effect.
     """
-    name, parameters = path.rpartition(".")[2], list(signature.parameters.values())
+    (place, _, name), op_type = path.rpartition("."), declare(op_type)
+    _list(place, name, module)
+    parameters = list(signature.parameters.values())
     places = {p.name: i for i, p in enumerate(parameters)}
     blank = [p.default for p in parameters]
-    required, total, last = sum(value is MISSING for value in blank), len(places), places["name"]
-    default = scope or blank[last] or op_type or name
+    required, total = sum(value is MISSING for value in blank), len(places)
+    last = places["name" if "name" in places else "scope"]
+    default: Any = None if scope is None else scope or blank[last] or op_type or name
     ordinary = {n: TENSOR if i < required else plain_value for n, i in places.items() if i != last}
     roles = {n: roles.get(n, USUAL_ROLES.get(n, role)) for n, role in ordinary.items()}
     tensors = [places[n] for n, role in roles.items() if role is TENSOR]
@@ -155,6 +253,8 @@ def _made(
     given, idle = [parameters[i].name for i in tensors], {n for n in roles if roles[n] is None}
     settings = kinds, same, call is one_op, shows
     row = RowParts(path, op_type, default, list(places), given, dict(older), idle, *settings)
+    types = {p.name: _type(p, roles.get(p.name)) for p in parameters}
+    call_row.__annotations__ = {**types, "return": returns}
     return _dress(call_row, name, signature, complete(doc, row), module)
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -17,15 +17,9 @@ from regrad.v1.functions import random_ops
 from regrad.v1.graph.conversion import build
 from regrad.v1.graph.conversion import constant as as_constant
 from regrad.v1.graph.row_docs import fill_in
+from regrad.v1.graph.rows import constructor
 from regrad.v1.graph.static_shapes import ShapeLike, TensorShape
 from regrad.v1.graph.tensors import Tensor
-
-__all__ = [
-    "constant_initializer", "glorot_normal_initializer", "glorot_uniform_initializer",
-    "ones_initializer", "orthogonal_initializer", "random_normal_initializer",
-    "random_uniform_initializer", "truncated_normal_initializer",
-    "uniform_unit_scaling_initializer", "variance_scaling_initializer", "zeros_initializer",
-]  # fmt: skip
 
 # The standard deviation of a standard normal variable that is truncated to [-2, 2].
 TRUNCATED_STDDEV = 0.87962566103423978
@@ -54,11 +48,12 @@ class Initializer:
     """
 
     def __init__(self, dtype: dtypes.DTypeLike = _FLOAT) -> None:
-        self.dtype: dtypes.DTypeLike = dtype
-        self.__post_init__()
+        self._take(dtype=dtype)
 
-    def __post_init__(self) -> None:
-        self.dtype = dtypes.as_dtype(self.dtype)
+    def _take(self, dtype: dtypes.DTypeLike, **settings: Any) -> None:
+        self.dtype: dtypes.DType = dtypes.as_dtype(dtype)
+        self.__dict__.update(settings)
+        self._settings = settings
 
     def __call__(
         self, shape: ShapeLike, dtype: dtypes.DTypeLike | None = None, partition_info: None = None
@@ -75,7 +70,24 @@ class Initializer:
         raise NotImplementedError
 
 
-class Zeros(Initializer):
+def _initializer(declared: Callable[..., Any]) -> Any:
+    """Make an initializer from a function of a shape and the arguments of the constructor."""
+    _, *listed = inspect.signature(declared).parameters.values()
+    arguments = [str(p.replace(annotation=p.empty)) for p in listed if p.name != "dtype"]
+    arguments.insert([p.name for p in listed].index("dtype"), "dtype=_FLOAT")
+
+    class Made(Initializer):
+        __init__: Any = constructor(", ".join(arguments), __name__, _FLOAT=_FLOAT)
+
+        def values(self, shape: _Shape, dtype: Any) -> Tensor:
+            return declared(shape, dtype=dtype, **self._settings)
+
+    Made.__doc__ = declared.__doc__
+    return fill_in(Made, declared.__name__)
+
+
+@_initializer
+def Zeros(shape, dtype):
     """Zeros.
 
     Args:
@@ -88,12 +100,11 @@ class Zeros(Initializer):
     ...     print(sess.run(tf.zeros_initializer()([2])))
     [0. 0.]
     """
-
-    def values(self, shape: _Shape, dtype: dtypes.DType) -> Tensor:
-        return as_constant(np.zeros(shape, dtype.as_numpy_dtype), name="zeros")
+    return as_constant(np.zeros(shape, dtype.as_numpy_dtype), name="zeros")
 
 
-class Ones(Initializer):
+@_initializer
+def Ones(shape, dtype):
     """Ones.
 
     Args:
@@ -106,13 +117,11 @@ class Ones(Initializer):
     ...     print(sess.run(tf.ones_initializer()([2])))
     [1. 1.]
     """
-
-    def values(self, shape: _Shape, dtype: dtypes.DType) -> Tensor:
-        return as_constant(np.ones(shape, dtype.as_numpy_dtype), name="ones")
+    return as_constant(np.ones(shape, dtype.as_numpy_dtype), name="ones")
 
 
-@dataclass(eq=False, repr=False)
-class Constant(Initializer):
+@_initializer
+def Constant(shape, value: TensorLike = 0, dtype=_FLOAT, verify_shape=False):
     """A constant value, or a list of values in order. The last value of the list is repeated.
 
     Args:
@@ -127,17 +136,11 @@ class Constant(Initializer):
     ...     print(sess.run(tf.constant_initializer([1, 2])([3])))
     [1. 2. 2.]
     """
-
-    value: TensorLike = 0
-    dtype: dtypes.DTypeLike = _FLOAT
-    verify_shape: bool = False
-
-    def values(self, shape: _Shape, dtype: dtypes.DType) -> Tensor:
-        return as_constant(self.value, dtype, shape, verify_shape=self.verify_shape)
+    return as_constant(value, dtype, shape, verify_shape=verify_shape)
 
 
-@dataclass(eq=False, repr=False)
-class RandomUniform(Initializer):
+@_initializer
+def RandomUniform(shape, minval: TensorLike = 0, maxval=None, seed=None, dtype=_FLOAT):
     """Uniform numbers from `[minval, maxval)`.
 
     Args:
@@ -154,18 +157,11 @@ class RandomUniform(Initializer):
     >>> bool(x.min() >= 2.0 and x.max() < 3.0)
     True
     """
-
-    minval: TensorLike = 0
-    maxval: TensorLike = None
-    seed: int | None = None
-    dtype: dtypes.DTypeLike = _FLOAT
-
-    def values(self, shape: _Shape, dtype: dtypes.DType) -> Tensor:
-        return random_ops.random_uniform(shape, self.minval, self.maxval, dtype, seed=self.seed)
+    return random_ops.random_uniform(shape, minval, maxval, dtype, seed=seed)
 
 
-@dataclass(eq=False, repr=False)
-class RandomNormal(Initializer):
+@_initializer
+def RandomNormal(shape, mean: TensorLike = 0.0, stddev: TensorLike = 1.0, seed=None, dtype=_FLOAT):
     """Normal numbers.
 
     Args:
@@ -181,18 +177,13 @@ class RandomNormal(Initializer):
     ...     print(sess.run(tf.random_normal_initializer(5.0, 0.0)([2])))
     [5. 5.]
     """
-
-    mean: TensorLike = 0.0
-    stddev: TensorLike = 1.0
-    seed: int | None = None
-    dtype: dtypes.DTypeLike = _FLOAT
-    draw: ClassVar[Callable[..., Any]] = staticmethod(random_ops.random_normal)
-
-    def values(self, shape: _Shape, dtype: dtypes.DType) -> Tensor:
-        return self.draw(shape, self.mean, self.stddev, dtype, seed=self.seed)
+    return random_ops.random_normal(shape, mean, stddev, dtype, seed=seed)
 
 
-class TruncatedNormal(RandomNormal):
+@_initializer
+def TruncatedNormal(
+    shape, mean: TensorLike = 0.0, stddev: TensorLike = 1.0, seed=None, dtype=_FLOAT
+):
     """Normal numbers, at most two standard deviations from the mean.
 
     Args:
@@ -209,12 +200,13 @@ class TruncatedNormal(RandomNormal):
     >>> bool(abs(x).max() <= 1.0)
     True
     """
+    return random_ops.truncated_normal(shape, mean, stddev, dtype, seed=seed)
 
-    draw: ClassVar[Callable[..., Any]] = staticmethod(random_ops.truncated_normal)
 
-
-@dataclass(eq=False, repr=False)
-class VarianceScaling(Initializer):
+@_initializer
+def VarianceScaling(
+    shape, scale=1.0, mode="fan_in", distribution="truncated_normal", seed=None, dtype=_FLOAT
+):
     """Random numbers with the variance `scale / n`, where n is a number of units of the layer.
 
     Args:
@@ -236,33 +228,28 @@ class VarianceScaling(Initializer):
     ...     print(he([3, 3, 16, 32]).shape)
     (3, 3, 16, 32)
     """
+    fan_in, fan_out = fans(shape)
+    units = {"fan_in": fan_in, "fan_out": fan_out, "fan_avg": (fan_in + fan_out) / 2}
+    variance = scale / max(1.0, units[mode])
+    if distribution == "uniform":
+        limit = math.sqrt(3 * variance)
+        return random_ops.random_uniform(shape, -limit, limit, dtype, seed=seed)
+    if distribution == "untruncated_normal":
+        return random_ops.random_normal(shape, 0.0, math.sqrt(variance), dtype, seed=seed)
+    stddev = math.sqrt(variance) / TRUNCATED_STDDEV
+    return random_ops.truncated_normal(shape, 0.0, stddev, dtype, seed=seed)
 
-    scale: float = 1.0
-    mode: str = "fan_in"
-    distribution: str = "truncated_normal"
-    seed: int | None = None
-    dtype: dtypes.DTypeLike = _FLOAT
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.scale <= 0:
-            raise GraphError(f"`scale` must be positive float, got {self.scale!r}")
-        if self.mode not in ("fan_in", "fan_out", "fan_avg"):
-            raise GraphError(f"Invalid `mode` argument: {self.mode!r}")
-        if self.distribution not in DISTRIBUTIONS:
-            raise GraphError(f"Invalid `distribution` argument: {self.distribution!r}")
+def _check_scaling(self: Any, **settings: Any) -> None:
+    if settings["scale"] <= 0:
+        raise GraphError(f"`scale` must be positive float, got {settings['scale']!r}")
+    for name, known in ("mode", ("fan_in", "fan_out", "fan_avg")), ("distribution", DISTRIBUTIONS):
+        if settings[name] not in known:
+            raise GraphError(f"Invalid `{name}` argument: {settings[name]!r}")
+    Initializer._take(self, **settings)
 
-    def values(self, shape: _Shape, dtype: dtypes.DType) -> Tensor:
-        fan_in, fan_out = fans(shape)
-        units = {"fan_in": fan_in, "fan_out": fan_out, "fan_avg": (fan_in + fan_out) / 2}
-        variance = self.scale / max(1.0, units[self.mode])
-        if self.distribution == "uniform":
-            limit = math.sqrt(3 * variance)
-            return random_ops.random_uniform(shape, -limit, limit, dtype, seed=self.seed)
-        if self.distribution == "untruncated_normal":
-            return random_ops.random_normal(shape, 0.0, math.sqrt(variance), dtype, seed=self.seed)
-        stddev = math.sqrt(variance) / TRUNCATED_STDDEV
-        return random_ops.truncated_normal(shape, 0.0, stddev, dtype, seed=self.seed)
+
+VarianceScaling._take = _check_scaling
 
 
 def fans(shape: _Shape) -> tuple[float, float]:
@@ -310,16 +297,16 @@ SOURCES = {
 }
 NORMAL = "truncated_normal"
 # GlorotUniform is the default of get_variable.
-GlorotUniform: Any = _scaling("GlorotUniform", "glorot_uniform_initializer", "uniform")
-GlorotNormal: Any = _scaling("GlorotNormal", "glorot_normal_initializer", NORMAL)
-HeUniform: Any = _scaling("HeUniform", "initializers.he_uniform", "uniform")
-HeNormal: Any = _scaling("HeNormal", "initializers.he_normal", NORMAL)
-LecunUniform: Any = _scaling("LecunUniform", "initializers.lecun_uniform", "uniform")
-LecunNormal: Any = _scaling("LecunNormal", "initializers.lecun_normal", NORMAL)
+GlorotUniform = _scaling("GlorotUniform", "glorot_uniform_initializer", "uniform")
+GlorotNormal = _scaling("GlorotNormal", "glorot_normal_initializer", NORMAL)
+HeUniform = _scaling("HeUniform", "initializers.he_uniform", "uniform")
+HeNormal = _scaling("HeNormal", "initializers.he_normal", NORMAL)
+LecunUniform = _scaling("LecunUniform", "initializers.lecun_uniform", "uniform")
+LecunNormal = _scaling("LecunNormal", "initializers.lecun_normal", NORMAL)
 
 
-@dataclass(eq=False, repr=False)
-class UniformUnitScaling(Initializer):
+@_initializer
+def UniformUnitScaling(shape, factor=1.0, seed=None, dtype=_FLOAT):
     """Uniform numbers that preserve the scale of the input.
 
     Args:
@@ -335,18 +322,12 @@ class UniformUnitScaling(Initializer):
     >>> bool(abs(x).max() <= 0.5)  # the root of 3 / 12
     True
     """
-
-    factor: float = 1.0
-    seed: int | None = None
-    dtype: dtypes.DTypeLike = _FLOAT
-
-    def values(self, shape: _Shape, dtype: dtypes.DType) -> Tensor:
-        limit = math.sqrt(3 / max(1, math.prod(shape[:-1]))) * self.factor
-        return random_ops.random_uniform(shape, -limit, limit, dtype, seed=self.seed)
+    limit = math.sqrt(3 / max(1, math.prod(shape[:-1]))) * factor
+    return random_ops.random_uniform(shape, -limit, limit, dtype, seed=seed)
 
 
-@dataclass(eq=False, repr=False)
-class Orthogonal(Initializer):
+@_initializer
+def Orthogonal(shape, gain=1.0, seed=None, dtype=_FLOAT):
     """A matrix with orthonormal rows or columns, times `gain`. All axes but the last are merged.
 
     Args:
@@ -362,19 +343,13 @@ class Orthogonal(Initializer):
     >>> (q.T @ q).round(4).tolist()
     [[1.0, 0.0], [0.0, 1.0]]
     """
-
-    gain: float = 1.0
-    seed: int | None = None
-    dtype: dtypes.DTypeLike = _FLOAT
-
-    def values(self, shape: _Shape, dtype: dtypes.DType) -> Tensor:
-        if len(shape) < 2:
-            raise ShapeError(f"an orthogonal matrix has two axes or more, got the shape {shape}")
-        rows, columns = math.prod(shape[:-1]), shape[-1]
-        tall = max(rows, columns), min(rows, columns)
-        noise = random_ops.random_normal(tall, dtype=dtype, seed=self.seed)
-        options = {"shape": shape, "turned": rows < columns, "gain": self.gain}
-        return build("Reshape", None, _orthonormal, noise, **options)
+    if len(shape) < 2:
+        raise ShapeError(f"an orthogonal matrix has two axes or more, got the shape {shape}")
+    rows, columns = math.prod(shape[:-1]), shape[-1]
+    tall = max(rows, columns), min(rows, columns)
+    noise = random_ops.random_normal(tall, dtype=dtype, seed=seed)
+    options = {"shape": shape, "turned": rows < columns, "gain": gain}
+    return build("Reshape", None, _orthonormal, noise, **options)
 
 
 def _orthonormal(noise: rg.Tensor, *, shape: tuple[int, ...], turned: bool, gain: float) -> Any:
@@ -383,8 +358,8 @@ def _orthonormal(noise: rg.Tensor, *, shape: tuple[int, ...], turned: bool, gain
     return gain * rg.reshape(rg.matrix_transpose(q) if turned else q, shape)
 
 
-@dataclass(eq=False, repr=False)
-class Identity(Initializer):
+@_initializer
+def Identity(shape, gain=1.0, dtype: Any = _FLOAT):
     """The identity matrix, times `gain`.
 
     Args:
@@ -398,16 +373,9 @@ class Identity(Initializer):
     ...     print(sess.run(tf.initializers.identity(2.0)([2, 2])).tolist())
     [[2.0, 0.0], [0.0, 2.0]]
     """
-
-    gain: float = 1.0
-    dtype: dtypes.DTypeLike = _FLOAT
-
-    def values(self, shape: _Shape, dtype: dtypes.DType) -> Tensor:
-        if len(shape) != 2:
-            raise ShapeError(
-                f"Identity matrix initializer can only be used for 2D matrices, {shape}"
-            )
-        return as_constant(self.gain * np.eye(*shape, dtype=dtype.as_numpy_dtype))
+    if len(shape) != 2:
+        raise ShapeError(f"Identity matrix initializer can only be used for 2D matrices, {shape}")
+    return as_constant(gain * np.eye(*shape, dtype=dtype.as_numpy_dtype))
 
 
 # The names in `tf` and in `tf.initializers`.
@@ -423,7 +391,10 @@ glorot_normal_initializer = glorot_normal = GlorotNormal
 uniform_unit_scaling_initializer = uniform_unit_scaling = UniformUnitScaling
 orthogonal_initializer = orthogonal = Orthogonal
 identity_initializer = identity = Identity
-he_uniform: Any = HeUniform
-he_normal: Any = HeNormal
-lecun_uniform: Any = LecunUniform
-lecun_normal: Any = LecunNormal
+he_uniform = HeUniform
+he_normal = HeNormal
+lecun_uniform = LecunUniform
+lecun_normal = LecunNormal
+__all__ = [
+    name for name in dir() if name.endswith("_initializer") and name != "identity_initializer"
+]

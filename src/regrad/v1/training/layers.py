@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import regrad as rg
 from regrad.core.dims import Dim, UnknownRank
@@ -17,25 +17,17 @@ from regrad.v1.functions.convolution import LAYOUTS
 from regrad.v1.graph.conversion import build, convert_to_tensor, static_value
 from regrad.v1.graph.graphs import GraphKeys, add_to_collection
 from regrad.v1.graph.row_docs import fill_in
+from regrad.v1.graph.rows import plain_value, row, written
 from regrad.v1.graph.tensors import Tensor
 from regrad.v1.graph.values import constant_value, ensure, floats
 from regrad.v1.graph.variables import Variable
 from regrad.v1.training import initializers
-from regrad.v1.training.variable_scopes import Initial, get_variable, variable_scope
-
-if TYPE_CHECKING:
-    from regrad.v1.training.variable_scopes import AutoReuse
+from regrad.v1.training.variable_scopes import get_variable, variable_scope
 
 Function = Callable[..., Any] | None
-Options = tuple[Any, Function, Function, bool] | None
 ZEROS, ONES = initializers.Zeros(), initializers.Ones()
 
 # -- helpers of all layers -----------------------------------------------------------------------
-
-
-def _input(what: str, inputs: TensorLike) -> Tensor:
-    """Return the input as a tensor of floats."""
-    return floats(what, convert_to_tensor(inputs))[0]
 
 
 def _size(x: Tensor, axis: int, layer: str) -> int:
@@ -60,18 +52,41 @@ def _variable(name: str, shape: list[int], x: Tensor, *options: Any) -> Variable
     )
 
 
-def _finish(
-    y: Tensor, units: int, layout: str | None, bias: Options, activation: Function | str,
-    activity_regularizer: Function,
+def _weighted(
+    _: None, name: str | None, layer: Callable[..., Any], inputs: TensorLike, *, use_bias: bool,
+    activation: Any, activity_regularizer: Function, trainable: bool, reuse: Any, **options: Any,
 ) -> Tensor:  # fmt: skip
-    """Apply the bias, the activation and the regularizer to the linear part of a layer."""
-    if bias is not None:
-        y = nn.bias_add(y, _variable("bias", [units], y, *bias), layout)
-    if activation is not None:
-        y = (getattr(nn, activation) if isinstance(activation, str) else activation)(y)
-    if activity_regularizer is not None:
-        add_to_collection(GraphKeys.REGULARIZATION_LOSSES, activity_regularizer(y))
-    return y
+    """Make the variables of a layer, and apply its linear part, bias, activation and regularizer.
+
+    The layer returns the shape of its kernel, the number of units, the layout, and its linear part.
+    """
+    kinds = "initializer", "regularizer", "constraint"
+    (x,) = floats(layer.__name__, convert_to_tensor(inputs))
+    kernel, bias = ([options.pop(f"{v}_{k}") for k in kinds] for v in ("kernel", "bias"))
+    with variable_scope(name, layer.__name__, reuse=reuse):
+        shape, units, layout, linear = layer(x, **options)
+        y = linear(x, _variable("kernel", shape, x, *kernel, trainable))
+        if use_bias:
+            y = nn.bias_add(y, _variable("bias", [units], y, *bias, trainable), layout)
+        if activation is not None:
+            y = (getattr(nn, activation) if isinstance(activation, str) else activation)(y)
+        if activity_regularizer is not None:
+            add_to_collection(GraphKeys.REGULARIZATION_LOSSES, activity_regularizer(y))
+        return y
+
+
+def _weights(
+    activation=None, use_bias=True, kernel_initializer=None, bias_initializer=ZEROS,
+    kernel_regularizer=None, bias_regularizer=None, activity_regularizer=None,
+    kernel_constraint=None, bias_constraint=None, trainable=True, name=None, reuse=None,
+) -> None:  # fmt: skip
+    """Declare the last parameters of layers with weights."""
+
+
+_layer = partial(row, "tf.layers", scope=None, returns="Tensor")
+_weighted_layer = _layer(
+    call=_weighted, then=_weights, units=plain_value, filters=plain_value, kernel_size=plain_value
+)
 
 
 def _layout(data_format: str, n: int) -> tuple[str, int]:
@@ -96,14 +111,8 @@ def _repeat(value: TensorLike, n: int, what: str) -> list[int]:
 # -- layers with weights -------------------------------------------------------------------------
 
 
-def dense(
-    inputs: TensorLike, units: int, activation: Function | str = None, use_bias: bool = True,
-    kernel_initializer: Initial = None, bias_initializer: Initial = ZEROS,
-    kernel_regularizer: Function = None, bias_regularizer: Function = None,
-    activity_regularizer: Function = None, kernel_constraint: Function = None,
-    bias_constraint: Function = None, trainable: bool = True, name: str | None = None,
-    reuse: bool | AutoReuse | None = None,
-) -> Tensor:  # fmt: skip
+@_weighted_layer
+def dense(inputs: Any, units: int) -> Any:
     """Return `activation(inputs @ kernel + bias)`, along the last axis.
 
     The layer makes the variables `kernel` and `bias` in the scope `name`. With `reuse` it uses the
@@ -122,34 +131,25 @@ def dense(
             they have other shapes. The error is a ValueError.
         DTypeError: an argument cannot become a tensor, or the inputs are not floats.
 
-    Source: `tf.layers.dense`.
-
     >>> with tf.Graph().as_default():
     ...     y = tf.layers.dense(tf.placeholder(tf.float32, [None, 3]), 2, tf.nn.relu)
     ...     print(y, [v.name for v in tf.trainable_variables()])
     Tensor("dense/Relu:0", shape=(?, 2), dtype=float32) ['dense/kernel:0', 'dense/bias:0']
     """
-    x = _input("dense", inputs)
-    kernel = kernel_initializer, kernel_regularizer, kernel_constraint, trainable
-    bias = (bias_initializer, bias_regularizer, bias_constraint, trainable) if use_bias else None
-    with variable_scope(name, "dense", reuse=reuse):
-        weights = _variable("kernel", [_size(x, -1, "dense"), units], x, *kernel)
-        y = build("MatMul", None, rg.matmul, x, weights)
-        return _finish(y, units, None, bias, activation, activity_regularizer)
+    return (
+        [_size(inputs, -1, "dense"), units],
+        units,
+        None,
+        partial(build, "MatMul", None, rg.matmul),
+    )
 
 
 def _conv_layer(layer_name: str, n: int) -> Callable[..., Tensor]:
     def conv(
-        inputs: TensorLike, filters: int, kernel_size: int | Sequence[int],
-        strides: int | Sequence[int] = 1, padding: str = "valid",
-        data_format: str = "channels_last", dilation_rate: int | Sequence[int] = 1,
-        activation: Function | str = None, use_bias: bool = True,
-        kernel_initializer: Initial = None, bias_initializer: Initial = ZEROS,
-        kernel_regularizer: Function = None, bias_regularizer: Function = None,
-        activity_regularizer: Function = None, kernel_constraint: Function = None,
-        bias_constraint: Function = None, trainable: bool = True, name: str | None = None,
-        reuse: bool | AutoReuse | None = None,
-    ) -> Tensor:  # fmt: skip
+        inputs: Any, filters: int, kernel_size: int | Sequence[int],
+        strides: int | Sequence[int] = 1, padding="valid", data_format="channels_last",
+        dilation_rate: int | Sequence[int] = 1,
+    ) -> Any:  # fmt: skip
         """Return the inputs convolved along {n} spatial axes, then apply bias and activation.
 
         The layer makes the variables `kernel`, of the shape `(*window, in, filters)`, and `bias` in
@@ -172,43 +172,30 @@ def _conv_layer(layer_name: str, n: int) -> Callable[..., Tensor]:
             GraphError: the number of channels is not known, the data format is unknown, or the
                 variables exist and `reuse` is not set.
 
-        Source: `tf.layers.{name}`.
-
         >>> with tf.Graph().as_default():
         ...     print(tf.layers.{name}(tf.zeros({shape}), 8, 3, padding="same").shape)
         {result}
         """
-        x = _input(layer_name, inputs)
         layout, axis = _layout(data_format, n)
-        kernel = kernel_initializer, kernel_regularizer, kernel_constraint, trainable
-        bias = bias_initializer, bias_regularizer, bias_constraint, trainable
-        with variable_scope(name, layer_name, reuse=reuse):
-            channels = _size(x, axis, layer_name)
-            shape = [*_repeat(kernel_size, n, "kernel_size"), channels, filters]
-            weights = _variable("kernel", shape, x, *kernel)
-            y = nn.convolution(x, weights, padding.upper(), strides, dilation_rate, None, layout)
-            bias = bias if use_bias else None
-            return _finish(y, filters, layout, bias, activation, activity_regularizer)
+        linear = lambda x, weights: nn.convolution(  # noqa: E731
+            x, weights, padding.upper(), strides, dilation_rate, None, layout
+        )
+        window = _repeat(kernel_size, n, "kernel_size")
+        return [*window, _size(inputs, axis, layer_name), filters], filters, layout, linear
 
-    return fill_in(conv, layer_name, n=n, shape=[2, *[6] * n, 3], result=(2, *[6] * n, 8))
+    return _weighted_layer(
+        fill_in(conv, layer_name, n=n, shape=[2, *[6] * n, 3], result=(2, *[6] * n, 8))
+    )
 
 
-conv1d: Callable[..., Any]
-conv2d: Callable[..., Any]
-conv3d: Callable[..., Any]
 conv1d, conv2d, conv3d = (_conv_layer(f"conv{n}d", n) for n in (1, 2, 3))
 
 
+@_weighted_layer
 def conv2d_transpose(
-    inputs: TensorLike, filters: int, kernel_size: int | Sequence[int],
-    strides: int | Sequence[int] = (1, 1), padding: str = "valid",
-    data_format: str = "channels_last", activation: Function | str = None, use_bias: bool = True,
-    kernel_initializer: Initial = None, bias_initializer: Initial = ZEROS,
-    kernel_regularizer: Function = None, bias_regularizer: Function = None,
-    activity_regularizer: Function = None, kernel_constraint: Function = None,
-    bias_constraint: Function = None, trainable: bool = True, name: str | None = None,
-    reuse: bool | AutoReuse | None = None,
-) -> Tensor:  # fmt: skip
+    inputs: Any, filters: int, kernel_size: int | Sequence[int],
+    strides: int | Sequence[int] = (1, 1), padding="valid", data_format="channels_last",
+) -> Any:  # fmt: skip
     """Return the adjoint of a convolution, which enlarges images, then apply bias and activation.
 
     Variables: `kernel` (height, width, filters, in) and `bias`.
@@ -231,43 +218,34 @@ def conv2d_transpose(
             exist and `reuse` is not set. The error is a ValueError.
         DTypeError: an argument cannot become a tensor, or the inputs are not floats.
 
-    Source: `tf.layers.conv2d_transpose`.
-
     >>> with tf.Graph().as_default():
     ...     y = tf.layers.conv2d_transpose(tf.zeros([1, 4, 4, 3]), 2, 3, strides=2, padding="same")
     ...     print(y.shape)
     (1, 8, 8, 2)
     """
-    x = _input("conv2d_transpose", inputs)
     layout, axis = _layout(data_format, 2)
     window, steps = _repeat(kernel_size, 2, "kernel_size"), _repeat(strides, 2, "strides")
-    kernel = kernel_initializer, kernel_regularizer, kernel_constraint, trainable
-    bias = (bias_initializer, bias_regularizer, bias_constraint, trainable) if use_bias else None
-    with variable_scope(name, "conv2d_transpose", reuse=reuse):
-        channels = _size(x, axis, "conv2d_transpose")
-        weights = _variable("kernel", [*window, filters, channels], x, *kernel)
-        shape = list(x._symbol.shape)
-        shape[axis] = filters
-        for i, size, step in zip((2, 3) if axis == 1 else (1, 2), window, steps, strict=True):
-            shape[i] = shape[i] * step + (max(size - step, 0) if padding.lower() == "valid" else 0)
-        y = nn.conv2d_transpose(x, weights, tuple(shape), steps, padding.upper(), layout)
-        return _finish(y, filters, layout, bias, activation, activity_regularizer)
+    channels, shape = _size(inputs, axis, "conv2d_transpose"), list(inputs._symbol.shape)
+    shape[axis] = filters
+    for i, size, step in zip((2, 3) if axis == 1 else (1, 2), window, steps, strict=True):
+        shape[i] = shape[i] * step + (max(size - step, 0) if padding.lower() == "valid" else 0)
+    linear = lambda x, weights: nn.conv2d_transpose(  # noqa: E731
+        x, weights, tuple(shape), steps, padding.upper(), layout
+    )
+    return [*window, filters, channels], filters, layout, linear
 
 
 # -- normalisation -------------------------------------------------------------------------------
 
 
+@written("tf.layers")
 def batch_normalization(
-    inputs: TensorLike, axis: int | Sequence[int] = -1, momentum: TensorLike = 0.99,
-    epsilon: float = 1e-3, center: bool = True, scale: bool = True,
-    beta_initializer: Initial = ZEROS, gamma_initializer: Initial = ONES,
-    moving_mean_initializer: Initial = ZEROS, moving_variance_initializer: Initial = ONES,
-    beta_regularizer: Function = None, gamma_regularizer: Function = None,
-    beta_constraint: Function = None, gamma_constraint: Function = None,
-    training: TensorLike = False, trainable: bool = True, name: str | None = None,
-    reuse: bool | AutoReuse | None = None, renorm: bool = False,
-    renorm_clipping: Mapping[str, TensorLike] | None = None, renorm_momentum: float = 0.99,
-    fused: bool | None = None, virtual_batch_size: int | None = None, adjustment: Function = None,
+    inputs, axis: Any = -1, momentum: TensorLike = 0.99, epsilon=1e-3, center=True, scale=True,
+    beta_initializer=ZEROS, gamma_initializer=ONES, moving_mean_initializer=ZEROS,
+    moving_variance_initializer=ONES, beta_regularizer=None, gamma_regularizer=None,
+    beta_constraint=None, gamma_constraint=None, training: TensorLike = False, trainable=True,
+    name=None, reuse=None, renorm=False, renorm_clipping=None, renorm_momentum=0.99, fused=None,
+    virtual_batch_size=None, adjustment=None,
 ) -> Tensor:  # fmt: skip
     """Return inputs with mean 0 and variance 1 along all axes but `axis`, times gamma, plus beta.
 
@@ -318,7 +296,7 @@ def batch_normalization(
         raise ArgumentError(
             "batch_normalization: renorm, virtual_batch_size and adjustment are not supported"
         )
-    x = _input("batch_normalization", inputs)
+    (x,) = floats("batch_normalization", convert_to_tensor(inputs))
     beta = beta_initializer, beta_regularizer, beta_constraint, trainable
     gamma = gamma_initializer, gamma_regularizer, gamma_constraint, trainable
     with variable_scope(name, "batch_normalization", reuse=reuse):
@@ -386,10 +364,10 @@ def _where(training: Any, yes: Any, no: Any) -> Any:
 # -- layers without weights ----------------------------------------------------------------------
 
 
+@written("tf.layers")
 def dropout(
-    inputs: TensorLike, rate: TensorLike = 0.5, noise_shape: TensorLike = None,
-    seed: int | None = None, training: TensorLike = False, name: str | None = None,
-) -> Tensor:  # fmt: skip
+    inputs, rate: Any = 0.5, noise_shape=None, seed=None, training: TensorLike = False, name=None
+) -> Tensor:
     """Return the result of `tf.nn.dropout` in training, the inputs otherwise.
 
     Args:
@@ -415,7 +393,7 @@ def dropout(
     [1. 2.]
     {0.0, 2.0}
     """
-    x = _input("dropout", inputs)
+    (x,) = floats("dropout", convert_to_tensor(inputs))
     with variable_scope(name, "dropout"):
         known = constant_value(training)
         if known is not None and not known:
@@ -455,11 +433,16 @@ def flatten(inputs: TensorLike, name: str | None = None) -> Tensor:
         return build("Reshape", None, deferrable(reshape), convert_to_tensor(inputs))
 
 
+def _pooled(_: None, name: str | None, layer: Callable[..., Any], *xs: Any, **options: Any) -> Any:
+    with variable_scope(name, layer.__name__):
+        return layer(*xs, **options)
+
+
 def _pooling_layer(layer_name: str, n: int, function: Callable[..., Any]) -> Callable[..., Tensor]:
     def pooling(
-        inputs: TensorLike, pool_size: int | Sequence[int], strides: int | Sequence[int],
-        padding: str = "valid", data_format: str = "channels_last", name: str | None = None,
-    ) -> Tensor:  # fmt: skip
+        inputs, pool_size: int | Sequence[int], strides: int | Sequence[int], padding="valid",
+        data_format="channels_last",
+    ):  # fmt: skip
         """Return the {what} of windows, like `tf.nn.{pool}` with sizes for spatial axes only.
 
         Args:
@@ -476,23 +459,21 @@ def _pooling_layer(layer_name: str, n: int, function: Callable[..., Any]) -> Cal
         Raises:
             GraphError: the data format is unknown.
 
-        Source: `tf.layers.{name}`.
-
         >>> with tf.Graph().as_default():
         ...     print(tf.layers.{name}(tf.zeros({shape}), 2, 2).shape)
         {result}
         """
         layout, _ = _layout(data_format, n)
         window, steps = _repeat(pool_size, n, "pool_size"), _repeat(strides, n, "strides")
-        with variable_scope(name, layer_name):
-            return function(inputs, window, steps, padding.upper(), layout)
+        return function(inputs, window, steps, padding.upper(), layout)
 
     what = "largest elements" if layer_name.startswith("max") else "means"
-    shown = {"shape": [2, *[6] * n, 3], "result": (2, *[3] * n, 3)}
-    return fill_in(pooling, layer_name, what=what, pool=function.__name__, **shown)
+    shown = {"shape": [2, *[6] * n, 3], "result": (2, *[3] * n, 3), "pool": function.__name__}
+    made = fill_in(pooling, layer_name, what=what, **shown)
+    return _layer(call=_pooled, pool_size=plain_value)(made)
 
 
-max_pooling2d: Callable[..., Any] = _pooling_layer("max_pooling2d", 2, nn.max_pool)
-average_pooling2d: Callable[..., Any] = _pooling_layer("average_pooling2d", 2, nn.avg_pool)
-max_pooling3d: Callable[..., Any] = _pooling_layer("max_pooling3d", 3, nn.max_pool3d)
-average_pooling3d: Callable[..., Any] = _pooling_layer("average_pooling3d", 3, nn.avg_pool3d)
+max_pooling2d = _pooling_layer("max_pooling2d", 2, nn.max_pool)
+average_pooling2d = _pooling_layer("average_pooling2d", 2, nn.avg_pool)
+max_pooling3d = _pooling_layer("max_pooling3d", 3, nn.max_pool3d)
+average_pooling3d = _pooling_layer("average_pooling3d", 3, nn.avg_pool3d)

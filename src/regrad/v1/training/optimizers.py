@@ -7,6 +7,7 @@ gradients are computed from the old values of the variables.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,13 +21,8 @@ from regrad.v1.functions.math import cast
 from regrad.v1.graph.control import group
 from regrad.v1.graph.conversion import constant, convert_to_tensor
 from regrad.v1.graph.gradients import gradients
-from regrad.v1.graph.graphs import (
-    Graph,
-    GraphKeys,
-    control_dependencies,
-    current_graph,
-    get_default_graph,
-)
+from regrad.v1.graph.graphs import Graph, GraphKeys, current_graph, get_default_graph
+from regrad.v1.graph.rows import constructor
 from regrad.v1.graph.tensors import IndexedSlices, Operation, Tensor, is_tensor
 from regrad.v1.graph.variables import Variable, assign_add, trainable_variables, variable_of
 from regrad.v1.training.updates import add_update, find_rows, update_op
@@ -151,14 +147,13 @@ class Optimizer:
             names = [str(v) for _, v in pairs]
             raise GraphError(f"No gradients provided for any variable: {names}.")
         self._create_slots([v for _, v in wanted])
-        graph = current_graph()
-        with graph.name_scope(name or self._name) as scope:
+        with current_graph().name_scope(name or self._name) as scope:
             self._prepare()
             updates = [self._update(grad, v) for grad, v in wanted]
             if global_step is None:
                 step = self._finish(updates, scope)
             else:
-                with control_dependencies([self._finish(updates, "update")]):
+                with get_default_graph().control_dependencies([self._finish(updates, "update")]):
                     step = assign_add(global_step, 1, name=scope)
         step = step if isinstance(step, Operation) else step.op
         get_default_graph().add_to_collection(GraphKeys.TRAIN_OP, step)
@@ -172,7 +167,7 @@ class Optimizer:
                 update = self._apply_dense(grad, var)
             if var.constraint is None:
                 return update
-            with control_dependencies([update]):
+            with get_default_graph().control_dependencies([update]):
                 return var.assign(var.constraint(var.read_value()))
 
     def _assert_floats(self, tensors: Iterable[Tensor | Variable]) -> None:
@@ -300,23 +295,38 @@ def _check_pair(grad: TensorLike, var: Readable) -> tuple[Any, Variable]:
 # -- optimizers given by a formula -----------------------------------------------------------------
 
 
-class _FormulaOptimizer(Optimizer):
-    """An optimizer with one op for each update.
+_takes = partial(constructor, module=__name__, usual="Hyperparameter")
+# The arguments for inputs of ops that have other names.
+ARGUMENTS = {
+    "lr": "learning_rate", "alpha": "learning_rate", "rho": "decay",
+    "lr_power": "learning_rate_power", "l1": "l1_regularization_strength",
+    "l2": "l2_regularization_strength", "l2_shrinkage": "l2_shrinkage_regularization_strength",
+}  # fmt: skip
 
-    `slots` has the initial values of the slots by name, in the order of the op's inputs. `numbers`
-    are the other inputs of the op, and `options` its attributes. Unless `dense_only` is true, an
-    update does not change rows of a variable that were not gathered.
+
+class _FormulaOptimizer(Optimizer):
+    """An optimizer with one op for each update, which takes its arguments by name.
+
+    `slots` has the initial values of the slots by name, in the order of the op's inputs. A value
+    may be the name of an argument. Unless `dense_only` is true, an update does not change rows of a
+    variable that were not gathered.
     """
 
     op: Op
+    slots: Mapping[str, float | str]
     dense_only = False
 
-    def __init__(
-        self, use_locking: bool, name: str, slots: Mapping[str, float],
-        numbers: dict[str, Hyperparameter], options: Mapping[str, Any] | None = None,
-    ) -> None:  # fmt: skip
-        super().__init__(use_locking, name)
-        self._fills, self._numbers, self._options = slots, numbers, options or {}
+    def __init_subclass__(cls, slots: Mapping[str, float | str] | None = None) -> None:
+        if slots is not None:
+            cls.slots, cls.__init__.__qualname__ = slots, f"{cls.__name__}.__init__"
+
+    def _take(self, **given: Any) -> None:
+        super().__init__(given.pop("use_locking"), given.pop("name"))
+        self._fills = {k: given[v] if isinstance(v, str) else v for k, v in self.slots.items()}
+        inputs = [i.name for i in self.op.inputs]
+        self._names = {n: n if n in given else ARGUMENTS.get(n, n) for n in inputs}
+        self._numbers = {n: given[long] for n, long in self._names.items() if long in given}
+        self._options = {attr: given[attr] for attr in self.op.attrs if attr in given}
         self._dtypes: dict[DType, None] = {}
         self._tensors: dict[tuple[str, DType], Tensor] = {}
 
@@ -335,7 +345,7 @@ class _FormulaOptimizer(Optimizer):
     def _number(self, name: str, dtype: DType) -> Tensor:
         """Return a number as a tensor of a variable's dtype."""
         if (name, dtype) not in self._tensors:
-            self._tensors[name, dtype] = self._as_tensor(name, dtype, _LONG.get(name, name))
+            self._tensors[name, dtype] = self._as_tensor(name, dtype, self._names[name])
         return self._tensors[name, dtype]
 
     def _as_tensor(self, name: str, dtype: DType | np.dtype, tensor_name: str) -> Tensor:
@@ -357,10 +367,7 @@ class _FormulaOptimizer(Optimizer):
         return add_update(self.op, states, [*values, *indices], self._options)
 
 
-_LONG = {"lr": "learning_rate", "alpha": "learning_rate"}
-
-
-class GradientDescentOptimizer(_FormulaOptimizer):
+class GradientDescentOptimizer(_FormulaOptimizer, slots={}):
     """Gradient descent: `var -= learning_rate * grad`.
 
     Args:
@@ -383,18 +390,14 @@ class GradientDescentOptimizer(_FormulaOptimizer):
 
     dense_only = True  # rows of zeros change nothing, since there is no state
 
-    def __init__(
-        self, learning_rate: Hyperparameter, use_locking: bool = False,
-        name: str = "GradientDescent",
-    ) -> None:  # fmt: skip
-        super().__init__(use_locking, name, {}, {"alpha": learning_rate})
+    __init__ = _takes("learning_rate, use_locking=False, name='GradientDescent'")
 
     @update_op("ApplyGradientDescent", states=1)
     def op(xp: Any, var, alpha, grad):
         return (var - alpha * grad,)
 
 
-class MomentumOptimizer(_FormulaOptimizer):
+class MomentumOptimizer(_FormulaOptimizer, slots={"momentum": 0.0}):
     """Gradient descent with momentum.
 
         accum = momentum * accum + grad
@@ -419,13 +422,9 @@ class MomentumOptimizer(_FormulaOptimizer):
     [7.0, 5.5]
     """
 
-    def __init__(
-        self, learning_rate: Hyperparameter, momentum: Hyperparameter, use_locking: bool = False,
-        name: str = "Momentum", use_nesterov: bool = False,
-    ) -> None:  # fmt: skip
-        numbers = {"lr": learning_rate, "momentum": momentum}
-        options = {"use_nesterov": use_nesterov}
-        super().__init__(use_locking, name, {"momentum": 0.0}, numbers, options)
+    __init__ = _takes(
+        "learning_rate, momentum, use_locking=False, name='Momentum', use_nesterov=False"
+    )
 
     @update_op("ApplyMomentum", states=2)
     def op(xp: Any, var, accum, lr, grad, momentum, *, use_nesterov):
@@ -433,7 +432,7 @@ class MomentumOptimizer(_FormulaOptimizer):
         return var - lr * (grad + momentum * accum if use_nesterov else accum), accum
 
 
-class AdamOptimizer(_FormulaOptimizer):
+class AdamOptimizer(_FormulaOptimizer, slots={"m": 0.0, "v": 0.0}):
     """Adam, with TensorFlow's epsilon ("epsilon hat" in the paper).
 
         rate = learning_rate * sqrt(1 - beta2**t) / (1 - beta1**t)
@@ -464,15 +463,11 @@ class AdamOptimizer(_FormulaOptimizer):
 
     dense_only = True
 
-    def __init__(
-        self, learning_rate: Hyperparameter = 0.001, beta1: Hyperparameter = 0.9,
-        beta2: Hyperparameter = 0.999, epsilon: Hyperparameter = 1e-8, use_locking: bool = False,
-        name: str = "Adam",
-    ) -> None:  # fmt: skip
-        numbers = {"lr": learning_rate, "beta1": beta1, "beta2": beta2, "epsilon": epsilon}
-        super().__init__(use_locking, name, {"m": 0.0, "v": 0.0}, numbers)
+    __init__ = _takes(
+        "learning_rate=0.001, beta1=0.9, beta2=0.999, epsilon=1e-8, use_locking=False, name='Adam'"
+    )
 
-    @update_op("ApplyAdam", states=3)
+    @update_op("ApplyAdam", states=3, attrs="use_nesterov=no")
     def op(xp: Any, var, m, v, beta1_power, beta2_power, lr, beta1, beta2, epsilon, grad):
         rate = lr * xp.sqrt(1 - beta2_power) / (1 - beta1_power)
         m = m + (grad - m) * (1 - beta1)
@@ -496,7 +491,7 @@ class AdamOptimizer(_FormulaOptimizer):
         return group(*update_ops, *powers, name=name_scope)
 
 
-class RMSPropOptimizer(_FormulaOptimizer):
+class RMSPropOptimizer(_FormulaOptimizer, slots={"rms": 1.0, "momentum": 0.0}):
     """RMSProp, which divides the gradient by the root of its mean square, with momentum.
 
         mean_square = decay * mean_square + (1 - decay) * grad**2
@@ -526,16 +521,15 @@ class RMSPropOptimizer(_FormulaOptimizer):
     2.5000
     """
 
-    def __init__(
-        self, learning_rate: Hyperparameter, decay: Hyperparameter = 0.9,
-        momentum: Hyperparameter = 0.0, epsilon: Hyperparameter = 1e-10, use_locking: bool = False,
-        centered: bool = False, name: str = "RMSProp",
-    ) -> None:  # fmt: skip
-        slots = {"rms": 1.0, "momentum": 0.0}
-        if centered:
-            slots, self.op = {"mg": 0.0, **slots}, self.centered_op
-        numbers = {"lr": learning_rate, "rho": decay, "momentum": momentum, "epsilon": epsilon}
-        super().__init__(use_locking, name, slots, numbers)
+    __init__ = _takes(
+        "learning_rate, decay=0.9, momentum=0.0, epsilon=1e-10, use_locking=False, centered=False, "
+        "name='RMSProp'"
+    )
+
+    def _take(self, **given: Any) -> None:
+        if given.pop("centered"):
+            self.slots, self.op = {"mg": 0.0, **self.slots}, self.centered_op
+        super()._take(**given)
 
     @update_op("ApplyRMSProp", states=3)
     def op(xp: Any, var, ms, mom, lr, rho, momentum, epsilon, grad):
@@ -551,7 +545,7 @@ class RMSPropOptimizer(_FormulaOptimizer):
         return var - mom, mg, ms, mom
 
 
-class AdagradOptimizer(_FormulaOptimizer):
+class AdagradOptimizer(_FormulaOptimizer, slots={"accumulator": "initial_accumulator_value"}):
     """Adagrad: `accum += grad**2; var -= learning_rate * grad / sqrt(accum)`.
 
     Args:
@@ -576,24 +570,22 @@ class AdagradOptimizer(_FormulaOptimizer):
 
     dense_only = True  # rows of zeros change nothing
 
-    def __init__(
-        self, learning_rate: Hyperparameter, initial_accumulator_value: float = 0.1,
-        use_locking: bool = False, name: str = "Adagrad",
-    ) -> None:  # fmt: skip
-        if initial_accumulator_value <= 0.0:
-            raise GraphError(
-                f"initial_accumulator_value must be positive: {initial_accumulator_value}"
-            )
-        slots = {"accumulator": initial_accumulator_value}
-        super().__init__(use_locking, name, slots, {"lr": learning_rate})
+    __init__ = _takes(
+        "learning_rate, initial_accumulator_value=0.1, use_locking=False, name='Adagrad'"
+    )
 
-    @update_op("ApplyAdagrad", states=2)
+    def _take(self, **given: Any) -> None:
+        if (value := given["initial_accumulator_value"]) <= 0.0:
+            raise GraphError(f"initial_accumulator_value must be positive: {value}")
+        super()._take(**given)
+
+    @update_op("ApplyAdagrad", states=2, attrs="update_slots=yes")
     def op(xp: Any, var, accum, lr, grad):
         accum = accum + grad * grad
         return var - lr * grad / xp.sqrt(accum), accum
 
 
-class AdadeltaOptimizer(_FormulaOptimizer):
+class AdadeltaOptimizer(_FormulaOptimizer, slots={"accum": 0.0, "accum_update": 0.0}):
     """Adadelta, which scales gradients by the ratio of earlier steps to earlier gradients.
 
         accum = rho * accum + (1 - rho) * grad**2
@@ -621,13 +613,9 @@ class AdadeltaOptimizer(_FormulaOptimizer):
     2.1056
     """
 
-    def __init__(
-        self, learning_rate: Hyperparameter = 0.001, rho: Hyperparameter = 0.95,
-        epsilon: Hyperparameter = 1e-8, use_locking: bool = False, name: str = "Adadelta",
-    ) -> None:  # fmt: skip
-        slots = {"accum": 0.0, "accum_update": 0.0}
-        numbers = {"lr": learning_rate, "rho": rho, "epsilon": epsilon}
-        super().__init__(use_locking, name, slots, numbers)
+    __init__ = _takes(
+        "learning_rate=0.001, rho=0.95, epsilon=1e-8, use_locking=False, name='Adadelta'"
+    )
 
     @update_op("ApplyAdadelta", states=3)
     def op(xp: Any, var, accum, accum_update, lr, rho, epsilon, grad):
@@ -636,7 +624,7 @@ class AdadeltaOptimizer(_FormulaOptimizer):
         return var - lr * step, accum, rho * accum_update + (1 - rho) * step * step
 
 
-class FtrlOptimizer(_FormulaOptimizer):
+class FtrlOptimizer(_FormulaOptimizer, slots={"accum": "initial_accumulator_value", "linear": 0.0}):
     """Follow the regularized leader, with L1 and L2 regularization ("FTRL-proximal").
 
         grown = accum + grad**2
@@ -673,29 +661,19 @@ class FtrlOptimizer(_FormulaOptimizer):
     0.0
     """
 
-    def __init__(
-        self, learning_rate: Hyperparameter, learning_rate_power: float = -0.5,
-        initial_accumulator_value: float = 0.1, l1_regularization_strength: float = 0.0,
-        l2_regularization_strength: float = 0.0, use_locking: bool = False, name: str = "Ftrl",
-        accum_name: str | None = None, linear_name: str | None = None,
-        l2_shrinkage_regularization_strength: float = 0.0,
-    ) -> None:  # fmt: skip
-        for what, value in (
-            ("initial_accumulator_value", initial_accumulator_value),
-            ("l1_regularization_strength", l1_regularization_strength),
-            ("l2_regularization_strength", l2_regularization_strength),
-            ("l2_shrinkage_regularization_strength", l2_shrinkage_regularization_strength),
-            ("the negative of learning_rate_power", -learning_rate_power),
-        ):
+    __init__ = _takes(
+        "learning_rate, learning_rate_power=-0.5, initial_accumulator_value=0.1, "
+        "l1_regularization_strength=0.0, l2_regularization_strength=0.0, use_locking=False, "
+        "name='Ftrl', accum_name=None, linear_name=None, l2_shrinkage_regularization_strength=0.0"
+    )
+
+    def _take(self, **given: Any) -> None:
+        checked = {k: given[k] for k in given if k.endswith(("strength", "value"))}
+        checked["the negative of learning_rate_power"] = -given["learning_rate_power"]
+        for what, value in checked.items():
             if value < 0.0:
                 raise GraphError(f"{what} must not be negative: {value}")
-        numbers = {
-            "lr": learning_rate,
-            "l1": l1_regularization_strength, "l2": l2_regularization_strength,
-            "l2_shrinkage": l2_shrinkage_regularization_strength, "lr_power": learning_rate_power,
-        }  # fmt: skip
-        slots = {"accum": initial_accumulator_value, "linear": 0.0}
-        super().__init__(use_locking, name, slots, numbers)
+        super()._take(**given)
 
     @update_op("ApplyFtrlV2", states=3)
     def op(xp: Any, var, accum, linear, grad, lr, l1, l2, l2_shrinkage, lr_power):

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,15 +20,10 @@ from regrad.v1.graph.control import group
 from regrad.v1.graph.conversion import build, constant, convert_to_tensor
 from regrad.v1.graph.graphs import Graph, GraphKeys, current_graph, get_default_graph
 from regrad.v1.graph.open_sessions import Runs
+from regrad.v1.graph.rows import TENSOR, listed, row, written
 from regrad.v1.graph.tensors import Operation, Tensor, is_tensor
 from regrad.v1.graph.variables import Variable, global_variables, trainable_variables
 from regrad.v1.training.variable_scopes import get_variable
-
-__all__ = [
-    "ExponentialMovingAverage", "assert_global_step", "cosine_decay", "create_global_step",
-    "exponential_decay", "get_global_step", "get_or_create_global_step", "global_step",
-    "inverse_time_decay", "natural_exp_decay", "piecewise_constant", "polynomial_decay",
-]  # fmt: skip
 
 Number = float | np.ndarray | Readable
 
@@ -164,19 +159,25 @@ def assert_global_step(global_step_tensor: TensorLike) -> None:
 # -- learning rate schedules ----------------------------------------------------------------------
 
 
-@contextmanager
-def _as_tensors(
-    default: str, name: str | None, rate: Number, step: Number | None, *rest: Number
-) -> Iterator[tuple[Any, ...]]:
-    """Open a scope, and yield its name and the numbers as tensors of the rate's dtype."""
+def _decay(
+    _: None,
+    name: str,
+    formula: Callable[..., Any],
+    rate: Any,
+    step: Any,
+    *rest: Any,
+    **options: Any,
+) -> Tensor:
+    """Call a formula of tensors of the rate's dtype. Its last op has the name of the scope."""
     if step is None:
-        raise GraphError(f"global_step is required for {default}.")
-    with current_graph().name_scope(name or default) as scope:
+        raise GraphError(f"global_step is required for {formula.__name__}.")
+    with current_graph().name_scope(name) as scope:
         rate = convert_to_tensor(rate, name="learning_rate")
         dtype = rate.dtype.base_dtype
         if not dtype.is_floating:
-            raise DTypeError(f"{default}: the learning rate is a float, got {rate}")
-        yield scope, rate, *[_as_number(value, dtype) for value in (step, *rest)]
+            raise DTypeError(f"{formula.__name__}: the learning rate is a float, got {rate}")
+        last, *xs = formula(rate, *[_as_number(x, dtype) for x in (step, *rest)], **options)
+        return last(*xs, name=scope)
 
 
 def _as_number(value: Number, dtype: dtypes.DType) -> Any:
@@ -187,10 +188,11 @@ def _periods(step: TensorLike, steps: TensorLike, staircase: bool) -> Any:
     return tf_math.floor(step / steps) if staircase else step / steps
 
 
-def exponential_decay(
-    learning_rate: Number, global_step: Number, decay_steps: Number, decay_rate: Number,
-    staircase: bool = False, name: str | None = None,
-) -> Tensor:  # fmt: skip
+_schedule = partial(row, "tf.train", call=_decay, returns="Tensor")
+
+
+@_schedule(scope="ExponentialDecay")
+def exponential_decay(learning_rate, global_step, decay_steps, decay_rate: Any, staircase=False):
     """Return `learning_rate * decay_rate ** (global_step / decay_steps)`.
 
     Args:
@@ -204,23 +206,18 @@ def exponential_decay(
         DTypeError: the learning rate is not a float.
         GraphError: `global_step` is None.
 
-    Source: `tf.train.exponential_decay`.
-
     >>> with tf.Graph().as_default(), tf.Session() as sess:
     ...     step = tf.placeholder(tf.int32, [])
     ...     rate = tf.train.exponential_decay(1.0, step, 10, 0.5)
     ...     print([sess.run(rate, {step: n}) for n in (0, 10, 20)])
     [1.0, 0.5, 0.25]
     """
-    numbers = learning_rate, global_step, decay_steps, decay_rate
-    with _as_tensors("ExponentialDecay", name, *numbers) as (scope, rate, step, steps, factor):
-        return tf_math.multiply(rate, factor ** _periods(step, steps, staircase), name=scope)
+    power = decay_rate ** _periods(global_step, decay_steps, staircase)
+    return tf_math.multiply, learning_rate, power
 
 
-def natural_exp_decay(
-    learning_rate: Number, global_step: Number, decay_steps: Number, decay_rate: Number,
-    staircase: bool = False, name: str | None = None,
-) -> Tensor:  # fmt: skip
+@_schedule(scope="NaturalExpDecay")
+def natural_exp_decay(learning_rate, global_step, decay_steps, decay_rate: Any, staircase=False):
     """Return `learning_rate * exp(-decay_rate * global_step / decay_steps)`.
 
     Args:
@@ -234,23 +231,17 @@ def natural_exp_decay(
         DTypeError: the learning rate is not a float.
         GraphError: `global_step` is None.
 
-    Source: `tf.train.natural_exp_decay`.
-
     >>> with tf.Graph().as_default(), tf.Session() as sess:
     ...     rate = tf.train.natural_exp_decay(1.0, 19, 10, 2.0, staircase=True)
     ...     print(f"{sess.run(rate):.4f}")  # exp(-2)
     0.1353
     """
-    numbers = learning_rate, global_step, decay_steps, decay_rate
-    with _as_tensors("NaturalExpDecay", name, *numbers) as (scope, rate, step, steps, factor):
-        periods = _periods(step, steps, staircase)
-        return tf_math.multiply(rate, tf_math.exp(-factor * periods), name=scope)
+    exponent = -decay_rate * _periods(global_step, decay_steps, staircase)
+    return tf_math.multiply, learning_rate, tf_math.exp(exponent)
 
 
-def inverse_time_decay(
-    learning_rate: Number, global_step: Number, decay_steps: Number, decay_rate: Number,
-    staircase: bool = False, name: str | None = None,
-) -> Tensor:  # fmt: skip
+@_schedule(scope="InverseTimeDecay")
+def inverse_time_decay(learning_rate, global_step, decay_steps, decay_rate: Any, staircase=False):
     """Return `learning_rate / (1 + decay_rate * global_step / decay_steps)`.
 
     Args:
@@ -264,25 +255,21 @@ def inverse_time_decay(
         DTypeError: the learning rate is not a float.
         GraphError: `global_step` is None.
 
-    Source: `tf.train.inverse_time_decay`.
-
     >>> with tf.Graph().as_default(), tf.Session() as sess:
     ...     step = tf.placeholder(tf.int32, [])
     ...     rate = tf.train.inverse_time_decay(1.0, step, 10, 1.0)
     ...     print([sess.run(rate, {step: n}) for n in (0, 10, 30)])
     [1.0, 0.5, 0.25]
     """
-    numbers = learning_rate, global_step, decay_steps, decay_rate
-    with _as_tensors("InverseTimeDecay", name, *numbers) as (scope, rate, step, steps, factor):
-        periods = _periods(step, steps, staircase)
-        return tf_math.divide(rate, 1.0 + factor * periods, name=scope)
+    grown = 1.0 + decay_rate * _periods(global_step, decay_steps, staircase)
+    return tf_math.divide, learning_rate, grown
 
 
+@_schedule(scope="PolynomialDecay", end_learning_rate=TENSOR, power=TENSOR)
 def polynomial_decay(
-    learning_rate: Number, global_step: Number, decay_steps: Number,
-    end_learning_rate: Number = 0.0001, power: Number = 1.0, cycle: bool = False,
-    name: str | None = None,
-) -> Tensor:  # fmt: skip
+    learning_rate: Any, global_step: Any, decay_steps: Any, end_learning_rate=0.0001, power=1.0,
+    cycle=False,
+):  # fmt: skip
     """Return a rate that falls from `learning_rate` to `end_learning_rate` in `decay_steps`.
 
     The rate is `(learning_rate - end) * (1 - global_step / decay_steps) ** power + end`, and `end`
@@ -302,27 +289,22 @@ def polynomial_decay(
         DTypeError: the learning rate is not a float.
         GraphError: `global_step` is None.
 
-    Source: `tf.train.polynomial_decay`.
-
     >>> with tf.Graph().as_default(), tf.Session() as sess:
     ...     step = tf.placeholder(tf.int32, [])
     ...     rate = tf.train.polynomial_decay(1.0, step, 10, 0.5)
     ...     print([sess.run(rate, {step: n}) for n in (0, 5, 10, 15)])
     [1.0, 0.75, 0.5, 0.5]
     """
-    numbers = learning_rate, global_step, decay_steps, end_learning_rate, power
-    with _as_tensors("PolynomialDecay", name, *numbers) as (scope, rate, step, steps, end, power):
-        if cycle:  # the maximum makes step 0 a part of the first cycle
-            steps = steps * tf_math.maximum(tf_math.ceil(step / steps), 1.0)
-        else:
-            step = tf_math.minimum(step, steps)
-        return tf_math.add((rate - end) * (1.0 - step / steps) ** power, end, name=scope)
+    step, steps, end = global_step, decay_steps, end_learning_rate
+    if cycle:  # the maximum makes step 0 a part of the first cycle
+        steps = steps * tf_math.maximum(tf_math.ceil(step / steps), 1.0)
+    else:
+        step = tf_math.minimum(step, steps)
+    return tf_math.add, (learning_rate - end) * (1.0 - step / steps) ** power, end
 
 
-def cosine_decay(
-    learning_rate: Number, global_step: Number, decay_steps: Number, alpha: Number = 0.0,
-    name: str | None = None,
-) -> Tensor:  # fmt: skip
+@_schedule(scope="CosineDecay", alpha=TENSOR)
+def cosine_decay(learning_rate, global_step, decay_steps, alpha=0.0):
     """Return a rate that falls along half a cosine wave, to `alpha * learning_rate`.
 
     Args:
@@ -336,7 +318,7 @@ def cosine_decay(
         DTypeError: the learning rate is not a float.
         GraphError: `global_step` is None.
 
-    Source: `tf.train.cosine_decay`; Loshchilov and Hutter, "SGDR: stochastic gradient descent
+    Source: Loshchilov and Hutter, "SGDR: stochastic gradient descent
     with warm restarts", 2016 (arXiv:1608.03983).
 
     >>> with tf.Graph().as_default(), tf.Session() as sess:
@@ -345,16 +327,13 @@ def cosine_decay(
     ...     print([f"{sess.run(rate, {step: n}):.2f}" for n in (0, 5, 10)])
     ['1.00', '0.50', '0.00']
     """
-    numbers = learning_rate, global_step, decay_steps, alpha
-    with _as_tensors("CosineDecay", name, *numbers) as (scope, rate, step, steps, least):
-        wave = 0.5 * (1.0 + tf_math.cos(math.pi * tf_math.minimum(step, steps) / steps))
-        return tf_math.multiply(rate, (1.0 - least) * wave + least, name=scope)
+    done = tf_math.minimum(global_step, decay_steps) / decay_steps
+    wave = 0.5 * (1.0 + tf_math.cos(math.pi * done))
+    return tf_math.multiply, learning_rate, (1.0 - alpha) * wave + alpha
 
 
-def piecewise_constant(
-    x: TensorLike, boundaries: Sequence[TensorLike], values: Sequence[TensorLike],
-    name: str | None = None,
-) -> Tensor:  # fmt: skip
+@written("tf.train")
+def piecewise_constant(x, boundaries, values, name=None) -> Tensor:
     """Return the value of the piece that contains x.
 
     Args:
@@ -511,3 +490,9 @@ class ExponentialMovingAverage:
             if v.op.name not in names:
                 found.setdefault(v.op.name, v)
         return found
+
+
+OTHERS = (
+    "assert_global_step create_global_step get_global_step get_or_create_global_step global_step"
+)
+__all__ = listed(__name__, f"{OTHERS} ExponentialMovingAverage", "tf.train")

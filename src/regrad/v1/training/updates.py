@@ -16,25 +16,28 @@ from regrad.shapes.infer import Spec
 from regrad.v1.errors import InvalidArgumentError
 from regrad.v1.graph.graphs import add_op
 from regrad.v1.graph.tensors import Tensor, face
+from regrad.v1.graph.tf_names import declare
 from regrad.v1.graph.variables import Variable, read_state, state_op
 
 # -- ops made of formulas --------------------------------------------------------------------------
 
 
-def update_op(type: str, states: int) -> Callable[[Callable[..., Any]], Op]:
+def update_op(type: str, states: int, attrs: str = "") -> Callable[[Callable[..., Any]], Op]:
     """Make an op from a formula. The first `states` inputs of the op are variables.
 
     A formula takes the namespace of the arrays, the old values of a variable and of its slots,
     numbers, and the gradient, and returns the new values. Its parameters have the names and order
-    of the inputs of TensorFlow's op. Keyword-only parameters are attributes of the op.
+    of the inputs of TensorFlow's op. Keyword-only parameters are attributes of the op, and `attrs`
+    declares other attributes of TensorFlow's op.
     """
 
     def make(formula: Callable[..., Any]) -> Op:
         parameters = list(inspect.signature(formula).parameters.values())[1:]
         names = [p.name for p in parameters if p.kind is not p.KEYWORD_ONLY]
-        attrs = ["keys", *[p.name for p in parameters if p.kind is p.KEYWORD_ONLY]]
+        own = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY]
         kernel = _kernel(formula, states, names.index("grad"))
-        return state_op(type, kernel, " ".join([*names, "indices*"]), " ".join(attrs))
+        declare(f"{type}: * | T use_locking {' '.join(own)} {attrs}")
+        return state_op(type, kernel, " ".join([*names, "indices*"]), " ".join(["keys", *own]))
 
     return make
 
