@@ -50,6 +50,7 @@ from regrad.torch.host import (
 from regrad.torch.host.running import keeps_elsewhere
 from regrad.torch.nodes import tensors
 from regrad.torch.open_scopes import AROUND, SCOPES, InsideWholeCall, inside
+from regrad.torch.parameters import with_copies
 from regrad.torch.places import counts_of
 from regrad.torch.subclasses import is_dispatched
 
@@ -279,7 +280,7 @@ def call_whole(
         shape = tuple(call.tensors[0].shape) if call.tensors else ()
         hit = bind_call(scope, rule.key, call.type, shape)
         within = InsideWholeCall(module, rule.key, call.type, rule.key in scope._keep)
-        given = [*call.tensors, *call.parameters]
+        given = [*call.tensors, *with_copies(call.parameters)]
         if not (torch.is_grad_enabled() or is_transformed()):
             return call.closed(call.value(within, given))
         bound = rule.rule_for(call, site)
