@@ -7,19 +7,71 @@ the rule. This module finds the parameters that keys name.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
-from regrad.core.call import Own
+from regrad.core import dispatch
+from regrad.core.bindings import OpBinding
 from regrad.core.places import ChainStep, at, entries, matches, near_paths
-from regrad.core.registry import Input, Op
 from regrad.core.replacing import Replace
-from regrad.core.rule import identity_of
+from regrad.core.rule import Rule, identity_of
 from regrad.core.surrogates import Learns
 from regrad.errors import ArgumentError
 
-PARAMETER = Op("Parameter", "parameter", lambda xp, x: x, [Input("x", "one")])
-PARAMETER.rule = Own()
+PARAMETER = dispatch.PARAMETER
+
+
+class ParameterBinding(OpBinding):
+    """The rule of a key for Variables of regrad."""
+
+    def __init__(self, key: at, rule: Rule, depth: int, stands: Any) -> None:
+        super().__init__(dispatch.PARAMETER, rule, depth, stands)
+        self.selector = key
+        self.kind, self.shown = "", repr(key)
+        self.others: dict[str, None] = {}  # the names of the other Variables
+
+    def copy(self) -> ParameterBinding:
+        made = ParameterBinding(self.selector, self.rule, self.depth, self.key)
+        made.once, made.others = self.once, self.others
+        return made
+
+    repeat: Callable[[Any], Any] = copy  # (no code reads the counts of the copy)
+
+    def selects(self, variable: Any) -> bool:
+        """Return whether the key names a Variable."""
+        step = ChainStep((variable.name,), variable)
+        found = any(matches(entry, step) for entry in entries(self.selector.parameter))
+        if not found:
+            self.others[variable.name] = None
+        return found
+
+    def unread(self) -> str:
+        """Return the names of the Variables that were read, if the key names none of them."""
+        shown = ", ".join(map(repr, [*self.others][:5]))
+        read = f"the Variables {shown} were read" if shown else "no Variable was read"
+        return f"{self.shown} names no Variable that a gradient function reads; {read}"
+
+
+def binding_of(variable: Any, overrides: Mapping[Any, Any]) -> ParameterBinding | None:
+    """Return the rule of a Variable in the innermost scope that has one.
+
+    Raises:
+        ArgumentError: Two keys of the scope have different rules for it.
+    """
+    every = [b for b in overrides.values() if isinstance(b, ParameterBinding)]
+    found = [b for b in every if b.selects(variable)]
+    found = [b for b in found if b.depth == max(each.depth for each in found)]
+    for other in found[1:]:
+        if identity_of(other.sources[0]) != identity_of(found[0].sources[0]):
+            raise _refuse_two(found[0].selector, other.selector, [variable.name])
+    return found[0] if found else None
+
+
+def _refuse_two(a: at, b: at, paths: Sequence[str]) -> ArgumentError:
+    return ArgumentError(
+        f"two keys with different rules, {a!r} and {b!r}, name the parameter "
+        f"{' = '.join(map(repr, paths))}. Pass one rule for it"
+    )
 
 
 def split(rules: Mapping[Any, Any]) -> tuple[dict[Any, Any], dict[at, Any]]:
@@ -56,10 +108,7 @@ def select(
             for n in found:
                 known = made[n]
                 if known is not None and identity_of(rules[known]) != identity_of(rule):
-                    raise ArgumentError(
-                        f"two keys with different rules, {known!r} and {key!r}, name the parameter "
-                        f"{' = '.join(map(repr, parameters[n].paths))}. Pass one rule for it"
-                    )
+                    raise _refuse_two(known, key, parameters[n].paths)
                 made[n] = known or key
     return made
 
