@@ -22,7 +22,7 @@ from regrad.core.places import ChainStep, at
 from regrad.errors import ArgumentError, GradientError, kind
 from regrad.jax.gradients import Equation, RuleGradient
 from regrad.jax.keys import Key
-from regrad.jax.modules import module_types
+from regrad.jax.modules import module_types, parts, walk
 from regrad.jax.primitives import is_float, run_op
 from regrad.jax.ruled import KeyBinding
 from regrad.jax.surgery import Occurrence
@@ -58,7 +58,11 @@ class Parameters:
             )
         self.model = model
         self.like: Any = self._form(model)
-        steps = [ChainStep((path,), x) for path, x in leaves]
+        names: dict[int, list[str]] = {}  # the other paths of a shared Variable of nnx
+        for path, module in walk(model) if self.is_nnx else ():
+            for name, x in parts(module):
+                names.setdefault(id(x), []).append(f"{path}.{name}" if path else str(name))
+        steps = [ChainStep((path, *names.get(id(x), ())), x) for path, x in leaves]
         pairs = zip(steps, select(rules, steps, marked), strict=True)
         self.keys: dict[str, at] = {step.path: key for step, key in pairs if key is not None}
         self.bindings: dict[at, KeyBinding] = {}
