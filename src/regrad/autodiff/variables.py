@@ -147,10 +147,10 @@ class Variable(Methods, Readable):
         state = current()
         if state is None:
             return value
-        if state.region is not None:
-            value = state.region.read(self)
         if state.guard is not None:
-            state.guard.check_variable(self)
+            value = state.guard.read(self)
+        elif state.region is not None:
+            value = state.region.read(self)
         for tape in state.tapes:
             if tape.lost is not None and value._id in tape.lost:
                 raise self._lost()
