@@ -102,19 +102,23 @@ class Guard:
         now = variable._tensor if region is None else region.values.get(variable)
         if now is not None and now._id > self.mark:  # (f has assigned it)
             return now if region is None else region.read(variable)
-        capture, inner = None, None
-        if self.steps is not None:  # (f's own steps do not include the read)
-            capture = region.capture
-            inner, capture.steps = capture.steps, self.steps
-        try:
-            with in_state(self.state):
-                x = variable._read()
-        finally:
-            if capture is not None:
-                capture.steps = inner
+        with in_state(self.state):
+            x = (
+                variable._read()
+                if self.steps is None
+                else self._outside(self.state.region.capture, variable)
+            )
         if all(x is not given for given in self.inputs):
             self.inputs, self.variables = (*self.inputs, x), (*self.variables, variable)
         return x
+
+    def _outside(self, capture: Any, variable: Variable) -> Tensor:
+        """Read a Variable before the steps of f, in a body that is captured."""
+        inner, capture.steps = capture.steps, self.steps
+        try:
+            return variable._read()
+        finally:
+            capture.steps = inner
 
     def loses(self, value: Tensor) -> None:
         """Note that a value of f is assigned to a Variable: tapes that do not record f lose it."""
