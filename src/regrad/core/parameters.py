@@ -14,6 +14,7 @@ from regrad.core import dispatch
 from regrad.core.bindings import OpBinding
 from regrad.core.places import ChainStep, at, entries, matches, near_paths
 from regrad.core.replacing import Replace
+from regrad.core.reports import Binding
 from regrad.core.rule import Rule, identity_of
 from regrad.core.surrogates import Learns
 from regrad.errors import ArgumentError
@@ -111,6 +112,18 @@ def select(
                     raise _refuse_two(known, key, parameters[n].paths)
                 made[n] = known or key
     return made
+
+
+def tell_idle(
+    key: at, binding: Binding, paths: Mapping[str, at], covered: Collection[str] = ()
+) -> list[str]:
+    """Return a message if some parameters of a key got a gradient, and others did not."""
+    ran = {hit.path for hit in binding.hits if hit.ran}.union(covered)
+    idle = [repr(path) for path, each in paths.items() if each == key and path not in ran]
+    if not idle or not any(hit.ran for hit in binding.hits):
+        return []
+    more = f" and {len(idle) - 5} more" if len(idle) > 5 else ""
+    return [f"{key!r} names {', '.join(idle[:5])}{more}, which got no gradient"]
 
 
 def _names_nothing(entry: Any, parameters: Sequence[ChainStep]) -> str:

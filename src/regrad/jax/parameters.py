@@ -17,7 +17,7 @@ import jax
 from jax.tree_util import keystr, tree_flatten_with_path, tree_leaves, tree_structure
 
 from regrad.core.callers import PACKAGE, find_caller
-from regrad.core.parameters import PARAMETER, select
+from regrad.core.parameters import PARAMETER, select, tell_idle
 from regrad.core.places import ChainStep, at
 from regrad.errors import ArgumentError, GradientError, kind
 from regrad.jax.gradients import Equation, RuleGradient
@@ -139,13 +139,7 @@ class Parameters:
 
     def idle(self) -> list[str]:
         """Return messages for keys of which some parameters got a gradient, and others did not."""
-        found: list[str] = []
-        for key, binding in self.bindings.items():
-            ran = {hit.path for hit in binding.hits if hit.ran}
-            idle = [repr(p) for p, each in self.keys.items() if each == key and p not in ran]
-            if ran and idle:
-                found.append(f"{key!r} names {', '.join(idle[:5])}, which got no gradient")
-        return found
+        return [text for k, b in self.bindings.items() for text in tell_idle(k, b, self.keys)]
 
 
 def _path(path: Any) -> str:

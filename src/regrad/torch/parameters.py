@@ -32,7 +32,7 @@ from torch.compiler import is_dynamo_compiling
 
 from regrad.core.callers import find_caller
 from regrad.core.foreign import ForeignRule
-from regrad.core.parameters import PARAMETER, select
+from regrad.core.parameters import PARAMETER, select, tell_idle
 from regrad.core.places import ChainStep, at
 from regrad.errors import ArgumentError, PassedOverError
 from regrad.torch.bridge import apply, is_differentiable
@@ -71,13 +71,15 @@ class Copied(torch.autograd.Function, metaclass=Silent):
         call = ctx.known[0]
         return pull_back(ctx, [ctx.x] * (len(call.kept) + call.keeps_y), dys)
 
-    @staticmethod
-    def jvp(ctx: Any, *tangents: Any) -> Any:
-        return Overridden.jvp(ctx, *tangents)
-
 
 class ParameterCall(RuleCall):
     """The use of a parameter by a scope. Its own gradient is the incoming gradient."""
+
+    ran = False  # whether a backward pass has reached it
+
+    def count_run(self) -> None:
+        self.ran = True
+        super().count_run()
 
     def pull(self, xs: Sequence[Any], dys: Sequence[Any], only: int | None = None) -> Any:
         return {0: dys[0]}
@@ -92,7 +94,7 @@ class Copy:
         self.key = key
         self.path = path
         self.made: Any = None
-        self.hit: Any = None
+        self.call: Any = None
 
     def get(self) -> Tensor:
         """Return the copy."""
@@ -112,11 +114,11 @@ class Copy:
 
     def _make(self) -> Tensor:
         rule, binding = self.parameters.rules[self.key], self.parameters.bindings[self.key]
-        self.hit = binding.hit_in(self.path, PARAMETER.type, find_caller(LIBRARIES))
-        self.hit.add(tuple(self.x.shape))
+        hit = binding.hit_in(self.path, PARAMETER.type, find_caller(LIBRARIES))
+        hit.add(tuple(self.x.shape))
         for table in _tables():
             table.covered |= set() if table is self.parameters else {self.path}
-        call = ParameterCall(rule, [self.x], None, {}, lambda x: x, self.hit)
+        self.call = call = ParameterCall(rule, [self.x], None, {}, lambda x: x, hit)
         call.once = rule.once
         if not (is_transformed() or in_forward_mode()):
             y = apply(Copied, call, self.x)
@@ -152,24 +154,24 @@ class Parameters:
                     owners.append((known.module, name))
         steps = [ChainStep(tuple(paths), x) for x, paths, _ in found.values()]
         self.bindings: Mapping[Any, Any] = {}
-        # the owners and names of the parameters, with key and path
-        self.places: dict[tuple[int, str], tuple[Any, at, str]] = {}
+        # the owners and names of the parameters, each with key and path
+        self.places: dict[tuple[int, str], tuple[Any, str, at, str]] = {}
         self.copies: dict[int, Copy] = {}  # by the identity of the tensor
         self.covered: set[str] = set()  # paths of parameters with a rule in an inner scope
-        self.others: dict[int, Any] = {}  # leaves that are no parameters of keys
+        self.later: dict[str, Copy] = {}  # the last tensor that the program put in a path
+        self.others: dict[int, Any] = {}  # other leaves
         chosen = select(rules, steps, marked)
         for (x, paths, owners), key in zip(found.values(), chosen, strict=True):
             if key is not None:
                 self.copies[id(x)] = Copy(self, x, key, paths[0])
                 for module, name in owners:
-                    self.places[id(module), name] = module, key, paths[0]
+                    self.places[id(module), name] = module, name, key, paths[0]
         self.paths: dict[str, at] = {copy.path: copy.key for copy in self.copies.values()}
 
     def close(self) -> None:
         """Release the copies of tensors that are no longer in the model."""
-        held = [module._parameters.get(name) for (_, name), (module, *_) in self.places.items()]
-        now = {*map(id, held)}
-        self.copies = {n: copy for n, copy in self.copies.items() if n in now}
+        now = {id(module._parameters.get(name)) for module, name, *_ in self.places.values()}
+        self.later, self.copies = {}, {n: copy for n, copy in self.copies.items() if n in now}
 
     def unread(self, key: str) -> str:
         """Return a message for a key (as text) whose parameters no function has read."""
@@ -178,12 +180,7 @@ class Parameters:
 
     def idle(self, key: at) -> list[str]:
         """Return a message if some parameters of a key got a gradient, and others did not."""
-        ran = {hit.path for hit in self.bindings[key].hits if hit.ran}
-        every = [path for path, each in self.paths.items() if each == key]
-        idle = [repr(p) for p in every if p not in ran | self.covered] if ran else []
-        more = f" and {len(idle) - 5} more" if len(idle) > 5 else ""
-        text = f"{key!r} names {', '.join(idle[:5])}{more}, which got no gradient in the scope"
-        return [text] if idle else []
+        return tell_idle(key, self.bindings[key], self.paths, self.covered)
 
     def of(self, x: Tensor) -> Tensor | None:
         """Return the copy of a tensor that is a parameter now; None for any other tensor."""
@@ -192,7 +189,7 @@ class Parameters:
             seen = self.others.get(id(x))
             if seen is None or seen() is not x:
                 self.others[id(x)] = ref(x)
-                for module, name in [(module, n) for (_, n), (module, *_) in self.places.items()]:
+                for module, name, *_ in self.places.values():
                     self.note(module, name, module._parameters.get(name))  # (as FSDP2 puts it)
                 found = self.copies.get(id(x))
         if found is None or not (x.requires_grad or is_transformed()):
@@ -204,18 +201,12 @@ class Parameters:
         place = self.places.get((id(module), name))
         if place is None or id(x) in self.copies or not isinstance(x, Tensor):
             return
-        _, key, path = place
-        now = {id(module._parameters.get(name)) for (_, name), (module, *_) in self.places.items()}
-        stale = [n for n, c in self.copies.items() if n not in now and c.path == path and ran(c)]
-        for n in stale:  # (a long scope must not keep the parameters of earlier calls)
-            del self.copies[n]
+        *_, key, path = place
+        before = self.later.get(path)
+        if before is not None and before.call is not None and before.call.ran:
+            self.copies.pop(id(before.x), None)  # (a long scope must not keep all of them)
         if is_differentiable(x):
-            self.copies[id(x)] = Copy(self, x, key, path)
-
-
-def ran(copy: Copy) -> bool:
-    """Return whether the rule has run for a copy, or for a later one of the same parameter."""
-    return copy.hit is not None and copy.hit.ran > 0
+            self.later[path] = self.copies[id(x)] = Copy(self, x, key, path)
 
 
 def _open() -> list[Parameters]:
@@ -233,12 +224,10 @@ def _tables() -> list[Parameters]:
 
 def with_copies(values: Any) -> Any:
     """Return arguments in which copies replace the parameters that keys name."""
-    return _replaced(values, tables) if (tables := _open()) else values
-
-
-def _replaced(values: Sequence[Any], tables: Sequence[Parameters]) -> Any:
+    if not (tables := _open()):
+        return values
     with DisableTorchFunction():
-        return type(values)([_one(value, tables) for value in values])  # pyright: ignore
+        return _one(values, tables)
 
 
 def _one(value: Any, tables: Sequence[Parameters]) -> Any:
@@ -286,11 +275,10 @@ class ParameterMode(Mode):
         if is_grad_enabled() and not is_dynamo_compiling():
             first = _first_read(func)
             if first is not None and (tables := _open()):
-                args = (*args[:first], *_replaced(args[first:], tables))
-                if kwargs:
-                    read = [name for name in kwargs if name != "out"]
-                    copies = _replaced([kwargs[name] for name in read], tables)
-                    kwargs = {**kwargs, **dict(zip(read, copies, strict=True))}
+                with DisableTorchFunction():
+                    args = (*args[:first], *[_one(x, tables) for x in args[first:]])
+                    named = (kwargs or {}).items()
+                    kwargs = {n: x if n == "out" else _one(x, tables) for n, x in named}
         return Mode.__torch_function__(self, func, types, args, kwargs)
 
 
