@@ -106,7 +106,7 @@ class CustomRule(SavedValues, Rule):
                 raise GradientError(
                     f"custom_grad: {self.describe()} closes over the Variable {v.name!r}, which is "
                     "being differentiated, and its gradient function returned no gradient for it. "
-                    "Return the gradients of Variables by name after those of the arguments, [dx, "
+                    "Return the gradients of Variables by name, after the other gradients: [dx, "
                     f"{{{v.name!r}: dv}}] (None for no gradient), or use stop_gradient on it."
                 )
             made.append(given.pop(keys[0]) if keys else None)

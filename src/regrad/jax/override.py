@@ -484,7 +484,7 @@ class NnxObjects:
             self.arrays, self.state = tree_flatten(state)
 
     def split(self) -> Any:
-        """Return the state of the objects, whose arrays are those of the objects."""
+        """Return the state of the objects, with their arrays."""
         return tree_unflatten(self.state, self.arrays) if self.found else []
 
     def holds(self, leaf: Any) -> bool:
