@@ -28,7 +28,8 @@ class ParameterBinding(OpBinding):
     def __init__(self, key: at, rule: Rule, depth: int, stands: Any) -> None:
         super().__init__(dispatch.PARAMETER, rule, depth, stands)
         self.selector = key
-        self.kind, self.shown = "", repr(key)
+        self.kind: str = ""
+        self.shown: str = repr(key)
         self.others: dict[str, None] = {}  # the names of the other Variables
 
     def copy(self) -> ParameterBinding:

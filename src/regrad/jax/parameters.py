@@ -27,13 +27,13 @@ from regrad.jax.primitives import is_float, run_op
 from regrad.jax.ruled import KeyBinding
 from regrad.jax.surgery import Occurrence
 
-LIBRARIES = (PACKAGE, os.path.dirname(jax.__file__))
+LIBRARIES: tuple[str, ...] = (PACKAGE, os.path.dirname(jax.__file__))
 
 
 class ParameterKey(Key):
     """The key of a parameter, which no equation matches."""
 
-    label = PARAMETER.type
+    label: Any = PARAMETER.type
 
 
 class Parameters:

@@ -75,7 +75,7 @@ class Copied(torch.autograd.Function, metaclass=Silent):
 class ParameterCall(RuleCall):
     """The use of a parameter by a scope. Its own gradient is the incoming gradient."""
 
-    ran = False  # whether a backward pass has reached it
+    ran: bool = False  # whether a backward pass has reached it
 
     def count_run(self) -> None:
         self.ran = True
