@@ -164,7 +164,9 @@ class CustomCall(CustomRule):
     def take(self, variables: Sequence[Variable], inputs: tuple[Tensor, ...]) -> None:
         """Take the Variables that f has read as further inputs."""
         if variables:
-            self.variables, self.inputs, self.short = variables, inputs, None
+            self.variables: Sequence[Variable] = variables
+            self.short: Any = None
+            self.inputs = inputs
 
     def on(self, inputs: tuple[Tensor, ...]) -> CustomCall:
         """Return the same call on other inputs."""
