@@ -42,16 +42,16 @@ def custom_grad(f: Callable[..., Any]) -> Callable[..., Any]:
             named tuple with these fields. `y` is a Tensor or a container of Tensors. `save`
             is optional. regrad passes it by keyword if f has a parameter of this name, else last.
 
-    Tensors and arrays among the arguments, also inside containers, are the inputs; everything
-    else passes through. `g(dy, saved)`, or `g(dy)`, returns the gradients as a list with one entry
-    per argument that holds tensors, in order. An entry has its argument's structure, with
-    Tensors of the inputs' shapes and dtypes: for `{"w": w, "b": b}` a dict with these keys (a
-    list and a tuple are interchangeable). None, for an argument or any part of it, means no
-    gradient. If there is only one such argument, its entry alone is enough. A list may also have
-    one entry per argument; an entry for a number is ignored. If g has a last parameter `needs`, it
-    gets which gradients are needed, for each argument that holds tensors or numbers. `dy` has the
-    structure of `y`. `save([a, b])` keeps tensors for g as `saved[0]`, `saved[1]`; `save(a=a)` as
-    `saved.a`.
+    Tensors and arrays among the arguments, also inside containers, are the inputs; everything else
+    passes through. `g(dy, saved)`, or `g(dy)`, returns the gradients as a list with one entry per
+    argument that holds tensors, in order. An entry has its argument's structure, with Tensors of
+    the inputs' shapes and dtypes: for `{"w": w, "b": b}` a dict with these keys (a list and a tuple
+    are interchangeable). None, for an argument or any part of it, means no gradient. If there is
+    only one such argument, its entry alone is enough. A list may also have one entry per argument;
+    an entry for a number is ignored. If g has a last parameter `needs`, it gets which gradients are
+    needed, for each argument that holds tensors or numbers. If f reads Variables, the list ends
+    with their gradients, a dict by name or by Variable: `[dx, {"w": dw}]`. `dy` has the structure
+    of `y`. `save([a, b])` keeps tensors for g as `saved[0]`, `saved[1]`; `save(a=a)` as `saved.a`.
 
     The ops inside f do not affect the gradient of the value. Saved tensors, and tensors that g
     closes over, keep their own history. g may use any op, also custom ones, and the code of g
@@ -59,8 +59,8 @@ def custom_grad(f: Callable[..., Any]) -> Callable[..., Any]:
 
     Raises:
         ArgumentError: f does not return a value and a gradient function; `save` is misused.
-        GradientError: f closes over a tensor or Variable that is being differentiated
-            instead of taking it as an input.
+        GradientError: f closes over a tensor that is being differentiated instead of taking it as
+            an input; g returns no gradient for a Variable that is being differentiated.
         RuleError: g returns gradients of the wrong structure, kind, shape or dtype.
 
     Source: `tf.customGrad` of TensorFlow.js.
@@ -73,6 +73,13 @@ def custom_grad(f: Callable[..., Any]) -> Callable[..., Any]:
     >>> rg.grad(square)(rg.tensor([0.0, -1.0, 2.0])).print()
     Tensor
         [0, 1, 2]
+    >>> w = rg.Variable(2.0, name="w")
+    >>> @rg.custom_grad
+    ... def scaled(x, save):
+    ...     save([x])
+    ...     return x * w, lambda dy, saved: [dy * w, {"w": 10 * dy * saved[0]}]
+    >>> rg.variable_grads(lambda: scaled(rg.tensor(3.0)))[1]["w"].item()
+    30.0
     """
     callable_or_raise(f, "custom_grad")
     custom = CustomFunction(f)
@@ -115,6 +122,7 @@ def custom_op(custom: CustomFunction) -> Callable[..., Any]:
         guard.inputs = args
         guard.tapes = state.tapes
         guard.watched = watched
+        guard.state = state
         guard.mark = mark = core_state.next_id()
         inner.recorder = guard
         try:
@@ -124,20 +132,24 @@ def custom_op(custom: CustomFunction) -> Callable[..., Any]:
             else:
                 answer = custom.run(args, options, rule.save)
             y, rule.grad_func = unpack(answer, custom.name)
-            made = type(y) is Tensor and y._id > mark
+            variables, inputs = guard.variables, guard.inputs
+            made = type(y) is Tensor and y._id > mark and not variables
             if not made:
                 guard.check(custom_calls.CUSTOM, containers.flatten(y)[0])
         finally:
             core_state.STATE.set(state)  # (first, because a signal may raise after a call)
             rule.running = False
             inner.recorder = None
-            guard.inputs = guard.tapes = ()
+            guard.inputs = guard.tapes = guard.variables = ()
+            guard.state = None
             guards.SPARE.append(inner)
         if made:
             y._id = core_state.next_id()  # the new id makes it the output (see `adopted`)
             tape.write_call(custom_calls.CUSTOM, rule, args, y)
             return y
-        return CustomCall(custom, args).after(rule, mark, y, state)
+        call = CustomCall(custom, args)
+        call.take(variables, inputs)
+        return call.after(rule, mark, y, state)
 
     return op
 

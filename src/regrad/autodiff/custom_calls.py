@@ -15,6 +15,7 @@ from regrad.autodiff.custom_functions import (
 )
 from regrad.autodiff.custom_nodes import custom_node
 from regrad.autodiff.guards import UNSEEN, Guard
+from regrad.autodiff.variables import Variable, VariableTape
 from regrad.core import containers, dispatch
 from regrad.core.backends import is_array
 from regrad.core.registry import Input, Op
@@ -22,6 +23,7 @@ from regrad.core.rule import Cotangent, Pulled, Rule
 from regrad.core.state import STATE, State, next_id, run_held
 from regrad.core.tape import NO_ATTRS, Record, Tape, put
 from regrad.core.tensor import Tensor, id_of, twin
+from regrad.errors import GradientError, RuleError
 from regrad.graph.graph import is_symbolic
 
 CUSTOM = Op("CustomGrad", "custom_grad", lambda xp, x: x, [Input("x", "one")])
@@ -41,6 +43,7 @@ class CustomRule(SavedValues, Rule):
     grad_func: Callable[..., Any]
     scopes: Any = None  # the overrides that were active at the call
     form: Sequence[Any] | None = None  # the form of the arguments; None: each is a Tensor
+    variables: Sequence[Variable] = ()  # the Variables that f reads, which are the last inputs
     nests = False  # whether one of the arguments is a container of Tensors
     rebuild: containers.Rebuild = staticmethod(containers.only)  # the structure of the value
 
@@ -63,7 +66,9 @@ class CustomRule(SavedValues, Rule):
 
     @property
     def asks_needs(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """Return whether grad_func has the parameter `needs`."""
+        """Return whether the call depends on which gradients are needed."""
+        if self.variables:
+            return True
         return not self.custom.is_simple(self.grad_func) and asks_needs(self.grad_func)
 
     def answer(self, dy: Cotangent, needs: Callable[[], Any], holding: bool = True) -> Any:
@@ -82,7 +87,40 @@ class CustomRule(SavedValues, Rule):
     def pulled(self, dy: Cotangent, wanted: Sequence[Any]) -> Sequence[Any]:
         """Return the gradients of the inputs. `wanted` is true for each needed gradient."""
         dy = dy if isinstance(dy, Tensor) else self.rebuild(dy)
-        return self.per_input(self.answer(dy, lambda: self.arguments().needs(wanted)))
+        answer = self.answer(dy, lambda: self.arguments().needs(wanted[: self.count]))
+        return self._by_variable(answer, wanted) if self.variables else self.per_input(answer)
+
+    def _by_variable(self, answer: Any, wanted: Sequence[Any]) -> Sequence[Any]:
+        """Return the gradients of the arguments, then of the Variables that f reads."""
+        *first, more = answer if isinstance(answer, list | tuple) and answer else [answer]
+        if not isinstance(more, Mapping):
+            first, more = [*first, more], {}
+        given = {v if isinstance(v, str) else id(v): dx for v, dx in more.items()}
+        made = [*self.per_input(first)] if self.count else []
+        names = [v.name for v in self.variables]
+        if doubled := [name for name in names if names.count(name) > 1 and name in given]:
+            raise self._wrong_keys(more, f"several Variables are called {doubled[0]!r}")
+        for i, v in enumerate(self.variables):
+            keys = [key for key in (id(v), v.name) if key in given]
+            if not keys and wanted[self.count + i]:
+                raise GradientError(
+                    f"custom_grad: {self.describe()} closes over the Variable {v.name!r}, which is "
+                    "being differentiated, and its gradient function returned no gradient for it. "
+                    "Return the gradients of Variables by name, after the other gradients: [dx, "
+                    f"{{{v.name!r}: dv}}] (None for no gradient), or use stop_gradient on it."
+                )
+            made.append(given.pop(keys[0]) if keys else None)
+        if given:
+            raise self._wrong_keys(more, f"it reads {', '.join(map(repr, names))}")
+        return made
+
+    def _wrong_keys(self, more: Mapping[Any, Any], why: str) -> RuleError:
+        keys = ", ".join([repr(v if isinstance(v, str) else v.name) for v in more])
+        return RuleError(
+            f"wrong gradient: {self.describe()} returned gradients of Variables by the keys "
+            f"{keys}, but {why}. Return one for each Variable that it reads, by its name or by the "
+            "Variable itself."
+        )
 
     def per_input(self, answer: Any) -> Sequence[Any]:
         """Return the answer of grad_func, one entry per input."""
@@ -100,6 +138,8 @@ class CustomRule(SavedValues, Rule):
         return self.custom.arguments(self.count, lambda: map(_unfolded, form))
 
     def input_name(self, leaf: int) -> str:
+        if leaf >= self.count:
+            return self.variables[leaf - self.count].name
         return self.arguments().names[leaf]
 
 
@@ -113,12 +153,20 @@ class CustomCall(CustomRule):
     again: tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]  # the call, if inspected
     mark: int = 0  # f made the tensors with a newer id
     written: Any = None  # grad_func as its author wrote it, if another function calls it
+    steps: Any = None  # the steps of the body around the call, if it is captured
     # the tapes that record the ops of f, with their numbers of records before the call
     seen: Mapping[Tape, int] = UNSEEN
 
     def __init__(self, custom: CustomFunction, inputs: tuple[Tensor, ...]) -> None:
         super().__init__(custom, len(inputs))
         self.inputs: tuple[Tensor, ...] = inputs  # until the call is recorded
+
+    def take(self, variables: Sequence[Variable], inputs: tuple[Tensor, ...]) -> None:
+        """Take the Variables that f has read as further inputs."""
+        if variables:
+            self.variables: Sequence[Variable] = variables
+            self.short: Any = None
+            self.inputs = inputs
 
     def on(self, inputs: tuple[Tensor, ...]) -> CustomCall:
         """Return the same call on other inputs."""
@@ -155,19 +203,24 @@ class CustomCall(CustomRule):
         # a saved intermediate has its own derivative at the next order. For the tapes further in,
         # grad_func defines the gradient.
         for i in range(len(outer) - 1, -1, -1):
-            if not outer[i].watched.isdisjoint(map(id_of, xs)):
+            # (f may read Variables that a tape watches)
+            region = state.region is not None and outer[i] in state.region.tapes
+            reads = region or isinstance(outer[i], VariableTape)
+            if reads or not outer[i].watched.isdisjoint(map(id_of, xs)):
                 outer = outer[:i]
                 break
         if outer:
             self.seen = {tape: len(tape.entries) for tape in outer}
         guard = Guard()
         guard.outer = state.guard
+        guard.state, guard.steps = state, self.steps
         self.mark = guard.begin(self.custom, xs, state.tapes, self.seen)
         try:
             STATE.set(State(outer, state.overrides, guard, state.region))
             value, self.grad_func = unpack(run(), self.name)
             if not _is_in_graph(value):
                 guard.check(CUSTOM, containers.flatten(value)[0])
+            self.take(guard.variables, guard.inputs)
         finally:
             guard.end()
             self.running = False
@@ -218,7 +271,7 @@ class CustomCall(CustomRule):
         A tensor that f made gets a new id and so *becomes* the output: where grad_func uses
         it, higher orders differentiate it by the custom rule. An older tensor gets an alias.
         """
-        if y._id > self.mark:
+        if y._id > self.mark and all(y is not x for x in self.inputs):
             self.set_apart(y)
             y._id = next_id()
             return y

@@ -1,6 +1,7 @@
-"""The guard of a custom function: it raises if the function uses values that it did not take.
+"""The guard of a custom function: it raises if the function uses Tensors that it did not take.
 
-grad_func returns no gradient for a value that f closes over, so that gradient would be lost.
+grad_func returns no gradient for a Tensor that f closes over, so that gradient would be lost. The
+Variables that f reads become further inputs, for which grad_func returns gradients by name.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from regrad.autodiff.custom_functions import CustomFunction
 from regrad.autodiff.variables import Variable
 from regrad.core.registry import Op
 from regrad.core.rule import place
-from regrad.core.state import State, next_id
+from regrad.core.state import State, in_state, next_id
 from regrad.core.tape import Tape
 from regrad.core.tensor import Tensor
 from regrad.errors import GradientError, kind
@@ -33,7 +34,10 @@ class Guard:
     with their states, are reused by later calls (`SPARE`).
     """
 
-    __slots__ = ("custom", "inputs", "mark", "outer", "seen", "tapes", "watched")
+    __slots__ = (
+        "custom", "inputs", "mark", "outer", "seen", "state", "steps", "tapes", "variables",
+        "watched",
+    )  # fmt: skip
 
     custom: CustomFunction  # the function that runs
     mark: int  # the function made the tensors with a newer id
@@ -61,6 +65,9 @@ class Guard:
         self.tapes: tuple[Tape, ...] = ()
         # the tapes that record its ops, with their numbers of records before the call
         self.seen: Mapping[Tape, int] = UNSEEN
+        self.state: Any = None  # the state around the function
+        self.steps: Any = None  # the steps around it, if a body is captured
+        self.variables: tuple[Variable, ...] = ()  # the Variables among the inputs, the last ones
 
     def check(self, op: Op, xs: Iterable[Tensor]) -> None:
         """Raise if f closes over an input of an op while a tape watches the input."""
@@ -89,12 +96,29 @@ class Guard:
         """Check the inputs of an op (see `Recorder`)."""
         self.check(op, (a, b))
 
-    def check_variable(self, variable: Variable) -> None:
-        """Raise if f reads a Variable that a tape watches."""
-        if any(tape.wants(variable) for tape in self.tapes):
-            raise self._closes_over(f"the Variable {variable.name!r}")
-        if self.outer is not None:
-            self.outer.check_variable(variable)
+    def read(self, variable: Variable) -> Tensor:
+        """Return the value of a Variable outside of f, which is a further input of f."""
+        region: Any = self.state.region
+        now = variable._tensor if region is None else region.values.get(variable)
+        if now is not None and now._id > self.mark:  # (f has assigned it)
+            return now if region is None else region.read(variable)
+        with in_state(self.state):
+            x = (
+                variable._read()
+                if self.steps is None
+                else self._outside(self.state.region.capture, variable)
+            )
+        if all(x is not given for given in self.inputs):
+            self.inputs, self.variables = (*self.inputs, x), (*self.variables, variable)
+        return x
+
+    def _outside(self, capture: Any, variable: Variable) -> Tensor:
+        """Read a Variable before the steps of f, in a body that is captured."""
+        inner, capture.steps = capture.steps, self.steps
+        try:
+            return variable._read()
+        finally:
+            capture.steps = inner
 
     def loses(self, value: Tensor) -> None:
         """Note that a value of f is assigned to a Variable: tapes that do not record f lose it."""

@@ -14,11 +14,13 @@ import numpy as np
 
 from regrad.core import dispatch
 from regrad.core.backends import DTypeLike
+from regrad.core.callers import find_caller
+from regrad.core.parameters import binding_of
 from regrad.core.protocols import VariableLike
 from regrad.core.sharding import kept_in_place, moved
 from regrad.core.signatures import helpful
 from regrad.core.state import current
-from regrad.core.tape import Tape
+from regrad.core.tape import Tape, innermost
 from regrad.core.tensor import Readable, Tensor, TensorLike
 from regrad.errors import (
     ArgumentError,
@@ -145,10 +147,10 @@ class Variable(Methods, Readable):
         state = current()
         if state is None:
             return value
-        if state.region is not None:
-            value = state.region.read(self)
         if state.guard is not None:
-            state.guard.check_variable(self)
+            value = state.guard.read(self)
+        elif state.region is not None:
+            value = state.region.read(self)
         for tape in state.tapes:
             if tape.lost is not None and value._id in tape.lost:
                 raise self._lost()
@@ -325,15 +327,17 @@ class VariableTape(Tape):
     """A tape that watches Variables as they are read.
 
     `reads` maps each Variable to its first Tensor and the Tensor's alias. After an assignment, a
-    read returns another Tensor, with its own history.
+    read returns another Tensor, with its own history. `ruled` has the Tensors that scopes with a
+    rule for a Variable read in place of the alias.
     """
 
-    __slots__ = ("only", "reads")
+    __slots__ = ("only", "reads", "ruled")
 
     def __init__(self, only: list[Variable] | None = None) -> None:
         super().__init__()
         self.only: set[int] | None = None if only is None else {id(v) for v in only}
         self.reads: dict[Variable, tuple[Tensor, Tensor]] = {}
+        self.ruled: dict[tuple[Variable, Any], Tensor] = {}
 
     def wants(self, variable: VariableLike) -> bool:
         return variable.trainable if self.only is None else id(variable) in self.only
@@ -343,7 +347,23 @@ class VariableTape(Tape):
         if variable not in self.reads:
             self.reads[variable] = (value, self._watch(value))
         first, watched = self.reads[variable]
-        return watched if value is first else value
+        if value is not first:
+            return value
+        state = current()
+        overrides = None if state is None else state.overrides
+        return watched if not overrides else self._under_rule(variable, watched, state, overrides)
+
+    def _under_rule(self, variable: Variable, x: Tensor, state: Any, overrides: Any) -> Tensor:
+        """Return what a scope reads: the alias, or its copy with the scope's rule."""
+        binding = binding_of(variable, overrides)
+        if binding is None or (binding.once and self not in innermost(state, binding.op)):
+            return x
+        key = variable, binding.key
+        if key not in self.ruled:
+            counted = binding.counted_at(find_caller(), variable.name)
+            counted.hit.add(x.shape)
+            self.ruled[key] = dispatch.parameter(x, counted, self)
+        return self.ruled[key]
 
     def _watch(self, value: Tensor) -> Tensor:
         watched = dispatch.alias(value)

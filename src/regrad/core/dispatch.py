@@ -24,7 +24,19 @@ from regrad.core.rule import Rule, RuleFunction
 from regrad.core.rule_forms import PerInput
 from regrad.core.signatures import is_of_caller
 from regrad.core.state import LIVE, current, next_id
-from regrad.core.tape import CUT, NO_ATTRS, REAL, Layout, Place, Record, placed, put, record
+from regrad.core.tape import (
+    CUT,
+    NO_ATTRS,
+    REAL,
+    Layout,
+    Place,
+    Record,
+    Tape,
+    placed,
+    put,
+    put_on,
+    record,
+)
 from regrad.core.tensor import OURS, Readable, Tensor, TensorLike, wrap
 from regrad.core.tracebacks import fold
 from regrad.errors import ArgumentError, DTypeError, GradientError, kind, refusal
@@ -440,6 +452,7 @@ def made_in_trace(
 
 MADE = Op("_Made", "made", _make, [], ("function", "args", "dtype"))
 ALIAS = _private("_Alias", lambda xp, x: x, lambda dy: dy)
+PARAMETER = _private("Parameter", lambda xp, x: x, lambda dy: dy)
 PROMOTE = _private("_Promote", backends.cast, _promote_rule, "dtype")
 
 
@@ -479,6 +492,17 @@ def alias(x: Tensor) -> Tensor:
         state.guard.check(ALIAS, (x,))
     if state.tapes:
         put(state, ALIAS, ALIAS.rule, (x,), NO_ATTRS, y)
+    return y
+
+
+def parameter(x: Tensor, rule: Rule, tape: Tape) -> Tensor:
+    """Return the value of a Variable under a new id, with a rule as its gradient on one tape."""
+    state = current()
+    assert state is not None
+    y = rename(x)
+    if state.region is not None:
+        state.region.did(PARAMETER, PARAMETER.rule, (x,), NO_ATTRS, y)
+    put_on(state, tape, PARAMETER, rule, x, y)
     return y
 
 

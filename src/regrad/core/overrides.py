@@ -9,10 +9,11 @@ from functools import lru_cache, partial
 from operator import call
 from typing import Any, Self
 
-from regrad.core import jobs, placed
+from regrad.core import dispatch, jobs, placed
 from regrad.core.bindings import Onlookers, OpBinding
 from regrad.core.blocks import stay
 from regrad.core.callers import warn_of_open_scope
+from regrad.core.parameters import ParameterBinding, split
 from regrad.core.places import at, spread
 from regrad.core.registry import OPS, Op, find_op, resolve
 from regrad.core.replacing import Replace, ReplacingRule, check_values, gradient_of
@@ -103,7 +104,8 @@ class gradient_override_map(Scope[OpBinding]):
             )
         self._order = check_order("gradient_override_map", order)
         self._rules, self._marked = unmarked(spread(rules))
-        check_values(self._rules, values, order, "gradient_override_map(rules, values=True)")
+        ops, _ = split(self._rules)
+        check_values(ops, values, order, "gradient_override_map(rules, values=True)")
         self._values = values
         self._bindings: dict[Any, OpBinding] = {}
         self._warn_unless_entered()
@@ -138,7 +140,14 @@ class gradient_override_map(Scope[OpBinding]):
         depth = 1 + max([b.depth for b in around.values()]) if around else 1
         new: dict[Any, OpBinding] = {}  # by op type, or by the place as well
         given: dict[Any, Any] = {}
-        for key, value in self._rules.items():
+        rules, held = split(self._rules)
+        for key, value in held.items():
+            stands = placed.Placed(self._key(dispatch.PARAMETER.type), key.meaning, depth)
+            rule = self._resolve(value, dispatch.PARAMETER)
+            made = new[repr(key)] = ParameterBinding(key, rule, depth, stands)
+            made.marked, made.once = key in self._marked, self._order == 1
+        parameters = {b.key: b for b in new.values()}
+        for key, value in rules.items():
             sisters: list[OpBinding] = []
             for name in placed.op_types(key):
                 op = name if name is placed.CALL else OPS.get(name) or find_op(name)
@@ -160,7 +169,8 @@ class gradient_override_map(Scope[OpBinding]):
         types = {b.op_type for b in new.values()}
         looked_at = [self._key(near) for op_type in types for near in _alike(op_type, len(OPS))]
         inside = {**dict.fromkeys(looked_at, self._onlookers), **around}
-        inside.update(placed.choosers(new.values(), around))
+        ops = [b for b in new.values() if b.key not in parameters]
+        inside |= {**parameters, **placed.choosers(ops, around)}
         return before.overriding(inside) if before is not None else State(overrides=inside)
 
     def _bound(self, value: Any, op: Op, key: placed.Placed, place: at | None) -> OpBinding:
@@ -195,6 +205,8 @@ class gradient_override_map(Scope[OpBinding]):
         self._onlookers = scope._onlookers
 
     def _instead(self, binding: OpBinding) -> str:
+        if isinstance(binding, ParameterBinding):
+            return binding.unread()
         return placed.elsewhere(binding) or super()._instead(binding)
 
     def _why_not(self, binding: OpBinding) -> str:

@@ -46,32 +46,59 @@ class at:
         nth: The index of one module or call, from 0. If the key selects whole modules, it counts
             these modules (-1 is the last). Otherwise it counts the calls that the key fits, in each
             outermost call of the model.
+        parameter: The parameters of the model whose gradient the rule changes: a pattern over their
+            paths (the paths of modules, and the name), a parameter itself, or a tuple of these. The
+            key then has no other argument.
 
     The value is a rule, or a map that applies there: `{rg.at("encoder"): {"Relu": rule}}`. If
     several keys fit a call, a module wins over a path, a path over a class, a class over a
     predicate, and a predicate over an op type alone. Next, the key whose module is innermost wins,
     and then a key with `nth` over one without. Two keys that select one module for a call raise.
 
+    The rule of a parameter runs once for each backward pass. `dy` is the sum of the gradients of
+    all uses of the parameter in the scope, and `x` is its value. `builtin` is the identity. The
+    rule of the innermost scope applies. Two keys with different rules for one parameter raise.
+
     Raises:
-        ArgumentError: an argument of the wrong kind, or neither `where` nor `what`.
+        ArgumentError: an argument of the wrong kind; neither `where` nor `what` nor `parameter`;
+            `parameter` together with another argument.
+
+    Source: the parameters' hooks of PyTorch (`Tensor.register_hook`), which see the same sum.
 
     >>> import regrad as rg
     >>> rg.at("layers.*", "Relu")
     rg.at('layers.*', 'Relu')
     >>> rg.at("layers.*", "Relu") == rg.at("layers.*", "Relu")
     True
+    >>> w = rg.Variable([1.0, 2.0], name="w")
+    >>> with rg.gradient_override_map({rg.at(parameter="w"): lambda dy: dy / 10}):
+    ...     rg.variable_grads(lambda: (w * w + w).sum())[1]["w"].print()
+    Tensor
+        [0.3, 0.5]
     """
 
-    closes_over: ClassVar[tuple[str, ...]] = ("where", "what", "_within")
+    closes_over: ClassVar[tuple[str, ...]] = ("where", "what", "parameter", "_within")
 
     where: Any = None
     what: Any = None
     nth: int | None = None
+    parameter: Any = field(default=None, kw_only=True, compare=False)  # (arrays have no hash)
+    _selected: tuple[Any, ...] = field(default=(), init=False)  # the same, as values with a hash
     _within: tuple[at, ...] = field(default=(), kw_only=True)  # outer selectors, outermost first
     # The key of which this one is an entry.
     _given: at | None = field(default=None, kw_only=True, compare=False)
 
     def __post_init__(self) -> None:
+        if self.parameter is not None:
+            if (self.where, self.what, self.nth, self._within) != (None, None, None, ()):
+                raise ArgumentError(
+                    f"{self!r:.120}: a key for parameters has no other argument, and is not in the "
+                    "map of a place. Name the parameters by their paths in the model: "
+                    "at(parameter='encoder.*.weight')"
+                )
+            selected = [e if isinstance(e, str) else id(e) for e in entries(self.parameter)]
+            object.__setattr__(self, "_selected", tuple(selected))
+            return
         if self.where is None and self.what is None:
             raise ArgumentError(
                 "at() names no place and no op. Pass a path, a class or a module, an op type, or "
@@ -88,6 +115,8 @@ class at:
             ) from None
 
     def __repr__(self) -> str:
+        if self.parameter is not None:
+            return f"rg.at(parameter={_shown(self.parameter)})"
         given = [_shown(self.where)] if self.where is not None or self.nth is not None else []
         given += [_shown(self.what)] if given and self.what is not None else []
         given += [f"what={_shown(self.what)}"] if not given else []
@@ -123,7 +152,7 @@ class at:
     @property
     def meaning(self) -> Any:
         """The value that equal keys share: the identity of the place, and the op types."""
-        return at, self.identity, self.what
+        return at, self.identity, self.what, self._selected
 
     @cached_property
     def counted(self) -> Any:
@@ -134,6 +163,8 @@ class at:
         """Return the key that applies where both do."""
         if outer is None:
             return self
+        if self.parameter is not None or outer.parameter is not None:
+            return replace(self, _within=(outer,))  # raises
         if self.where is None and outer.nth is None:
             return replace(self, where=outer.where, _within=outer._within)
         return replace(self, _within=(*outer._within, replace(outer, _within=())))
@@ -182,7 +213,7 @@ def spread(
             made = (key if isinstance(key, at) else at(what=key)).inside(outer)
         inner = {made: value}
         if isinstance(value, Mapping):
-            if not isinstance(key, at) or key.what is not None:
+            if not isinstance(key, at) or key.what is not None or key.parameter is not None:
                 raise ArgumentError(
                     f"the key {key!r:.80} has a map as its rule. A map is for a place, without an "
                     "op: {rg.at('encoder'): {'Relu': rule}}"
@@ -191,7 +222,8 @@ def spread(
         for each, rule in inner.items():
             if isinstance(each, at) and all(map(is_module, entries(each.what))):
                 each = each.of_modules()
-            plain = isinstance(each, at) and not each.selectors and each.nth is None
+            plain = isinstance(each, at) and not (each.selectors or each.parameter is not None)
+            plain = plain and each.nth is None
             each = each.what if plain else each
             if isinstance(each, at) and each.counts and (each.nth or 0) < 0:
                 raise ArgumentError(f"{each!r}: nth counts calls from 0; the last call is unknown")

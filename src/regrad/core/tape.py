@@ -417,6 +417,13 @@ def put(
     _put(state, outer, op, op.rule, xs, attrs, y, layout)
 
 
+def put_on(state: State, tape: Tape, op: Op, rule: Rule, x: Tensor, y: Tensor) -> None:
+    """Write the record of an op under a rule on one tape, and under its own on the others."""
+    others = [each for each in state.tapes if each is not tape]
+    _put(state, [tape], op, rule, (x,), NO_ATTRS, y, None)
+    _put(state, others, op, op.rule, (x,), NO_ATTRS, y, None)
+
+
 def innermost(state: State, op: Op) -> list[Tape]:
     """Return the innermost open tape, with the inner tapes of a region, if it records here.
 

@@ -35,6 +35,7 @@ from jax.tree_util import tree_flatten, tree_unflatten
 from regrad.autodiff.gradients import callable_or_raise
 from regrad.core.callers import PACKAGE, warn_caller
 from regrad.core.containers import replaced
+from regrad.core.parameters import split
 from regrad.core.places import at, entries, refuse_none, spread
 from regrad.core.replacing import Replace, check_values
 from regrad.core.reports import Report, Table, Untouched
@@ -47,6 +48,7 @@ from regrad.jax.host import GRADIENTS, OVERRIDES, need
 from regrad.jax.host.extending import open_traces
 from regrad.jax.keys import Key, WholeKey, key_for
 from regrad.jax.modules import Naming, module_types
+from regrad.jax.parameters import Parameters
 from regrad.jax.primitives import tied
 from regrad.jax.ruled import KeyBinding
 from regrad.jax.surgery import Occurrences, Surgery
@@ -181,6 +183,7 @@ class override(Report[KeyBinding]):
         self._bindings: dict[str, KeyBinding] = {}
         rules, marked = unmarked(spread(refuse_none(rules)))
         self._rules: Mapping[Any, Any] = rules
+        rules, held = split(rules)
         check_values(rules, values, order, "override(f, rules, values=True)")
         whole = [key for key in rules if isinstance(key, at) and key.what is None]
         if whole and not isinstance(model, module_types("equinox", "flax.nnx")):
@@ -208,7 +211,12 @@ class override(Report[KeyBinding]):
                 sisters.append(self._bind(key if place is None else place.what, rule, place))
                 sisters[-1].marked, sisters[-1].sisters = key in marked, sisters
         policy = ClosedFunctionPolicy(open, [k for k in keep if k not in kept] if kept else keep)
-        self._surgery = Surgery([*self._bindings.values()], policy, model, kept)
+        places = any(isinstance(key, at) for key in rules) or not held  # (keys for modules)
+        self._surgery = Surgery([*self._bindings.values()], policy, model if places else None, kept)
+        self._parameters: Parameters | None = None  # the parameters that keys name
+        if held:
+            self._parameters = Parameters(held, model, marked, self._order == 1)
+            self._bindings |= {b.name: b for b in self._parameters.bindings.values()}
         self._traces_numpy = values or bool(self._surgery.learned)
         self._untouched = Untouched()
         # keys for which a warning has reported that they match nothing
@@ -264,6 +272,8 @@ class override(Report[KeyBinding]):
         where = self._surgery.where
         given = self._original, args, kwargs
         call = TracedCall(given, where and where.naming, self._traces_numpy)
+        if self._parameters is not None:
+            call.enter = self._parameters.enter
         try:
             traced = self._trace(call)
         except (jax.errors.JAXTypeError, jax.errors.JAXIndexError) as error:
@@ -271,6 +281,10 @@ class override(Report[KeyBinding]):
                 raise ArgumentError(f"override: {_READS.format(error)}") from error
             raise
         program, found = self._surgery.operate(traced)
+        if self._parameters is not None:  # (`found` may be from an earlier call)
+            given, found = found, Occurrences()
+            found.add(given)
+            found.hits += self._parameters.seen
         self._refuse(found)
         for (name, where), count in found.untouched.items():
             self._untouched.note(name, where, count)
@@ -334,7 +348,8 @@ class override(Report[KeyBinding]):
     def _idle_modules(self, *keys: Any) -> list[str]:
         found = () if keys or self._surgery.where is None else self._surgery.where.unvisited()
         why = "which was never called (only calls of the module itself count)"
-        return [f"{b.shown} names {step.path!r}, {why}" for b, step in found]
+        others = [] if keys or self._parameters is None else self._parameters.idle()
+        return [*[f"{b.shown} names {step.path!r}, {why}" for b, step in found], *others]
 
     def _tell(self, message: str, level: int) -> None:
         """Warn at the user's line, because JAX's own frames are often in between."""
@@ -415,6 +430,7 @@ class TracedCall:
     def __init__(self, given: Any, naming: Naming | None = None, numpy: bool = False) -> None:
         self.given = given
         self.naming = naming
+        self.enter: Callable[[TracedCall, Any], Any] = lambda _, xs: xs  # changes the arrays
         self.outside: list[Any] = [] if naming is None else open_traces()
         self.modules: NnxObjects = NnxObjects(given)
         self.leaves: list[Any]
@@ -431,6 +447,7 @@ class TracedCall:
 
     def traced(self, *xs: Any) -> list[Any]:
         """Call the function on these arrays; return its arrays, then changed state."""
+        xs = self.enter(self, xs)
         leaves = replaced(self.leaves, self.places, xs[: len(self.places)])
         self.modules.inside(leaves, xs[len(self.places) :])
         f, args, kwargs = copies = tree_unflatten(self.structure, leaves)
@@ -468,6 +485,10 @@ class NnxObjects:
             self.graph, state = self.nnx.split(self.found)
             self.state: Any
             self.arrays, self.state = tree_flatten(state)
+
+    def split(self) -> Any:
+        """Return the state of the objects, with their arrays."""
+        return tree_unflatten(self.state, self.arrays) if self.found else []
 
     def holds(self, leaf: Any) -> bool:
         """Return whether nnx tracks this object by reference and it is not a JAX Ref."""

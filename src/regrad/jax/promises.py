@@ -19,6 +19,7 @@ from jax import lax
 import regrad.ops.elementwise as elementwise
 from regrad.core.hosts import Feature
 from regrad.core.overrides import gradient_override_map
+from regrad.core.places import at
 from regrad.errors import GradientError, PassedOverError
 from regrad.jax.bridge import from_regrad
 from regrad.jax.custom import custom_grad
@@ -90,6 +91,13 @@ own.defvjp(lambda x: (jnp.tanh(x), x), lambda x, dy: (5 * dy,))
 @promise(OVERRIDES)
 def _a_function() -> None:
     threefold(lambda x: jnp.tanh(x).sum())
+
+
+@promise(OVERRIDES)
+def _the_sum_of_the_gradients_of_a_parameter() -> None:
+    rules = {at(parameter="w"): lambda dy: dy * dy}
+    ours = override(lambda p: (p["w"] + 2 * p["w"]).sum(), rules, model={"w": X})
+    same(jax.grad(ours)({"w": jnp.asarray(X)})["w"], np.full_like(X, 9))
 
 
 @promise(OVERRIDES)

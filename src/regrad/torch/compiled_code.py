@@ -47,6 +47,7 @@ from regrad.torch.host import COMPILING, DisableTorchFunction, dynamo, replacing
 from regrad.torch.host.running import Operator, Overload, Packet, custom_op
 from regrad.torch.nodes import LIBRARIES, name_of, tensors
 from regrad.torch.open_scopes import SCOPES, inside, scope_of
+from regrad.torch.parameters import with_copies
 from regrad.torch.places import Spot, has_own_call, path_here
 from regrad.torch.replacing import refuse_hidden
 from regrad.torch.whole_calls import as_node
@@ -486,8 +487,9 @@ def report_to_scopes(
             scope._compiled.update(ruleset.keys_of(built_in))
             if scope._modules is not None:
                 scope._modules.ran.update(ran)
+        given = with_copies(args)
         with modes():
-            return program(*args)
+            return program(*given)
 
     return run
 

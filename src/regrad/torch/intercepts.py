@@ -51,7 +51,8 @@ from regrad.torch.host.bodies import is_python, with_fast_path
 from regrad.torch.host.running import is_called_by_inductor, wants_gradient
 from regrad.torch.modes import Mode, call_mode
 from regrad.torch.nodes import LIBRARIES, tensors
-from regrad.torch.open_scopes import SCOPES
+from regrad.torch.open_scopes import SCOPES, inside
+from regrad.torch.parameters import note_given, refuse_uncopied, with_copies
 from regrad.torch.places import COUNTS, open_here, path_here
 from regrad.torch.whole_calls import call_whole
 
@@ -91,8 +92,13 @@ def drop_closed() -> None:
         pop_mode()
 
 
-def install(follow: bool = False) -> None:
-    """Replace the entry points when a scope opens; `follow` includes the call of modules."""
+def install(follow: bool = False, copies: bool = False) -> None:
+    """Replace the entry points when a scope opens.
+
+    Args:
+        follow: Whether to include the call of modules.
+        copies: Whether to include entry points to which programs pass parameters.
+    """
     global _open
     with _LOCK:
         if _open == 0:
@@ -101,6 +107,8 @@ def install(follow: bool = False) -> None:
                 _no_compiling.append(dynamo.refuse_to_compile())
         if follow:
             _FOLLOWING.make()
+        if copies:
+            _READING.make()
         _open += 1
 
 
@@ -112,7 +120,7 @@ def remove() -> None:
         if _open == 0:
             while _no_compiling:
                 _no_compiling.pop().__exit__(None, None, None)
-            for each in (_TRACING, _FOLLOWING, _REPLACED):
+            for each in (_TRACING, _READING, _FOLLOWING, _REPLACED):
                 if each.are_made:
                     each.undo()
 
@@ -177,7 +185,11 @@ def bind_scopes(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def _intercept_reentrant(old: Any) -> Any:
     def forward(ctx: Any, run_function: Any, preserve: Any, *args: Any) -> Any:
-        return old.__func__(ctx, bind_scopes(run_function), preserve, *args)
+        def run(*args: Any, **options: Any) -> Any:
+            with inside(reentrant=True):
+                return run_function(*args, **options)
+
+        return old.__func__(ctx, bind_scopes(run), preserve, *args)
 
     return staticmethod(forward)
 
@@ -231,8 +243,23 @@ def _intercept_compile(old: Any, *args: Any, **options: Any) -> Any:
     return old(*args, **options)
 
 
+@replacing
+def _intercept_functional_call(old: Any, module: Any, given: Any, *args: Any, **opts: Any) -> Any:
+    note_given(module, given)
+    return old(module, given, *args, **opts)
+
+
+def _intercept_apply(old: Any) -> Any:
+    def apply(cls: Any, *args: Any, **options: Any) -> Any:
+        given = args if type(cls) is running.Silent else with_copies(args)  # (it has copies)
+        return old.__get__(None, cls)(*given, **options)
+
+    return classmethod(apply)
+
+
 def _note_function(function: Any, args: Sequence[Any]) -> None:
     """Note an `autograd.Function` that keeps its own gradient, since no scope has a rule for it."""
+    refuse_uncopied(function, args)
     for scope, name in listing(function, open_here()).items():
         scope._untouched.note(name, find_caller(LIBRARIES), path=path_here(scope))
 
@@ -241,6 +268,7 @@ def _note_function(function: Any, args: Sequence[Any]) -> None:
 def _intercept_script(old: Any, self: Any, *args: Any, **options: Any) -> Any:
     if not SCOPES.get():
         return old(self, *args, **options)
+    args = with_copies(args)
     name = f"the TorchScript program {getattr(self, 'name', self)!r}"
     _refuse(name, lambda rules: script_types(self, rules))
     with Below() as below:
@@ -382,6 +410,11 @@ _FOLLOWING = Replacements(lambda: [
     (torch.nn.Module, MODULE_CALL, places.follow),
     (torch.nn.Module, "_slow_forward", places.call_in_hooks),
     (torch.nn.Module, COMPILED_CALL, lambda _: places.Compiled()),
+])  # fmt: skip
+_READING = Replacements(lambda: [
+    (torch.autograd.Function, "apply", _intercept_apply),
+    *_find(OVERRIDES, "torch.nn.utils.stateless", "_functional_call", _intercept_functional_call,
+           takes("module", "parameters_and_buffers")),
 ])  # fmt: skip
 _TRACING = Replacements(lambda: _find_in_dynamo()[1:])
 

@@ -72,7 +72,7 @@ from regrad.torch.subclasses import has_own_protocol
 if TYPE_CHECKING:
     from regrad.torch.apart import Rules
 
-_Getter = type(torch.Tensor.shape.__get__)  # pyright: ignore
+Getter = type(torch.Tensor.shape.__get__)  # pyright: ignore
 _PLAIN = (torch.Tensor,)
 _SEQUENCES = {tuple, list, *[v for v in vars(torch.return_types).values() if type(v) is type]}
 _NO_TENSORS = {torch.Size, int, bool, float, type(None), torch.dtype, torch.device}
@@ -330,7 +330,7 @@ class DispatchTable(dict[Any, Row]):
 
     def way_of(self, func: Callable[..., Any], row: Row) -> Way | None:
         """Return the way to run a function; None if it runs unchanged."""
-        if type(func) is _Getter and not row.parts:  # x.shape, x.grad
+        if type(func) is Getter and not row.parts:  # x.shape, x.grad
             return _run_as_is
         way = row.calls or self._way(func, row.body)
         return _way_by_parts(row.parts, way or _run_watched) if row.parts else way

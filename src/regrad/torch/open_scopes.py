@@ -26,6 +26,7 @@ class RunningContext(NamedTuple):
         place: The `Place` of a node in a graph that torch.compile captures.
         decided: The `autograd.Function` in a call for which regrad has already found no rule.
         learned: The node's inputs for the parameters of rules, by the identity of each parameter.
+        reentrant: Whether a reentrant checkpoint runs its function again.
     """
 
     own: bool = False
@@ -34,6 +35,7 @@ class RunningContext(NamedTuple):
     place: Any = None
     decided: Any = None
     learned: Mapping[int, Any] = MappingProxyType({})
+    reentrant: bool = False
 
 
 NOTHING = RunningContext()

@@ -14,6 +14,7 @@ from regrad.core import jobs
 from regrad.core.blocks import Refusal
 from regrad.core.callers import warn_of_open_scope
 from regrad.core.interrupts import Deferred
+from regrad.core.parameters import split
 from regrad.core.placed import asks_site
 from regrad.core.places import Counts, at, entries, refuse_none, spread
 from regrad.core.replacing import check_values
@@ -27,6 +28,7 @@ from regrad.torch.host import HOST, OVERRIDES, check_promises, push_mode
 from regrad.torch.host.running import WATCHING
 from regrad.torch.modes import STEPS, Mode
 from regrad.torch.open_scopes import SCOPES
+from regrad.torch.parameters import Parameters
 from regrad.torch.places import COUNTS, Modules, Spot, View, check_model, open_here, stand
 from regrad.torch.rulesets import KEPT, RuleSet, family_of, identity_of_map, rule_set
 from regrad.torch.thresholds import KEY, NOT_CAST
@@ -125,6 +127,8 @@ class gradient_override_map(Scope[Binding]):
         self._order = check_order("gradient_override_map", order)
         self._map = _checked(rules, values, self._order)
         self._rules, self._marked = self._map.rules, self._map.marked
+        if self._map.parameters:
+            self._rules = {**self._map.rules, **self._map.parameters}
         self._values = values
         self._materialize = materialize
         self._watch = watch
@@ -132,6 +136,7 @@ class gradient_override_map(Scope[Binding]):
         if model is not None or self._map.has_places:
             check_model(model, self._rules)
         self._modules: Modules | None = None
+        self._parameters: Parameters | None = None  # the parameters that keys name
         self._views: dict[RuleSet, View] = {}
         self._keep = () if keep == () else tuple(map(as_called, check_keep(keep, self._rules)))
         self._bindings: dict[str, Binding] = {}
@@ -152,11 +157,14 @@ class gradient_override_map(Scope[Binding]):
         around = outer[-1]._ruleset if outer else None
         modules = Modules(self._model) if self._map.has_places else None
         same = self._map.identity, self._keep
-        ruleset = rule_set(self._rules, *same, around, modules, self._order)
+        held, once = self._map.parameters, self._order == 1
+        parameters = Parameters(held, self._model, self._marked, once) if held else None
+        rules = self._map.rules
+        ruleset = rule_set(rules, *same, around, modules, self._order, parameters is not None)
         if modules is not None:
             ruleset.plan.check_whole(modules)
         try:
-            self._open(ruleset, outer, modules)
+            self._open(ruleset, outer, modules, parameters)
             yield self
             while not self._leave():
                 yield Refusal()
@@ -167,7 +175,7 @@ class gradient_override_map(Scope[Binding]):
             if self._mode is not None and not self._left and not self._leave():
                 self._cut_off()
         self._warn_unless_hit()
-        if self._modules is not None:
+        if self._modules is not None or self._parameters is not None:
             self._warn_unless_all_ran()
 
     def _unmatched(self) -> list[Binding]:
@@ -183,7 +191,9 @@ class gradient_override_map(Scope[Binding]):
         for key, binding in self._bindings.items():
             if not isinstance(key, at) or not (key in keys if keys else not binding.optional):
                 continue
-            if self._modules is not None and (idle := self._modules.idle(key)):
+            if self._parameters is not None and key in self._parameters.rules:
+                found += self._parameters.idle(key)
+            elif self._modules is not None and (idle := self._modules.idle(key)):
                 more = f" and {len(idle) - 5} more" if len(idle) > 5 else ""
                 found.append(
                     f"{key!r} names {', '.join(map(repr, idle[:5]))}{more}, which never ran "
@@ -202,6 +212,8 @@ class gradient_override_map(Scope[Binding]):
 
     def _instead(self, binding: Binding) -> str:
         counts = self._untouched.counts
+        if self._parameters is not None and (text := self._parameters.unread(binding.op_type)):
+            return text
         if binding.op_type == KEY and (found := [k for k in counts if k[0].endswith(NOT_CAST)]):
             ran = ", ".join(f"{k[0].removesuffix(NOT_CAST)} at {k[1]}" for k in found[:3])
             return (
@@ -218,7 +230,9 @@ class gradient_override_map(Scope[Binding]):
             f"give the rule for {KEY!r}, which covers a comparison that is cast"
         )
 
-    def _open(self, ruleset: RuleSet, outer: tuple[Any, ...], modules: Modules | None) -> None:
+    def _open(
+        self, ruleset: RuleSet, outer: tuple[Any, ...], modules: Modules | None, parameters: Any
+    ) -> None:
         if not HOST.is_tested:
             check_promises()
         if OVERRIDES.losses:
@@ -227,6 +241,11 @@ class gradient_override_map(Scope[Binding]):
         with Deferred():
             self._ruleset = ruleset
             self._bindings = {key: _bind(key, name) for key, name in ruleset.plan.names.items()}
+            if parameters is not None:
+                every = parameters.rules.items()
+                self._bindings |= {key: _bind(key, rule.name) for key, rule in every}
+                parameters.bindings = self._bindings
+            self._parameters = parameters
             for key, replaces in ruleset.plan.replaces.items():
                 self._bindings[key].replaces = replaces
             for key in self._marked:  # (a callable may stand for an op type)
@@ -238,7 +257,7 @@ class gradient_override_map(Scope[Binding]):
             if outer != SCOPES.get():
                 SCOPES.set(outer)
             intercepts.drop_closed()
-            intercepts.install(follow=modules is not None)
+            intercepts.install(modules is not None, parameters is not None)
             jobs.SCOPES[id(mode)] = None
             jobs.settle()
             push_mode(mode)
@@ -249,7 +268,7 @@ class gradient_override_map(Scope[Binding]):
             self._modules, self._views = modules, {}
             self._mode = self._here = mode
             self._thread = get_ident()
-            if self._watch:
+            if self._watch or parameters is not None:
                 WATCHING.append(self)
             here = (*outer, self)
             if modules is not None or type(outer) is Spot:
@@ -314,7 +333,9 @@ class gradient_override_map(Scope[Binding]):
         self._remove(mode)
 
     def _remove(self, mode: Mode) -> None:
-        if self._watch:
+        if self._parameters is not None:
+            self._parameters.close()
+        if self in WATCHING:
             WATCHING.remove(self)
         del jobs.SCOPES[id(mode)]
         jobs.settle()
@@ -396,12 +417,14 @@ class _Map(NamedTuple):
         marked: The keys that may match nothing.
         has_places: Whether keys name places, or rules have a parameter `site`.
         identity: A value that all maps with the same meaning share.
+        parameters: The rules for parameters, by key.
     """
 
     rules: dict[Any, Any]
     marked: list[Any]
     has_places: bool
     identity: Any
+    parameters: dict[at, Any]
 
 
 _PLAIN = {FunctionType, str}
@@ -419,17 +442,20 @@ def _checked(rules: Mapping[Any, Any], values: bool, order: int | None) -> _Map:
         key = identity, order  # (`values` does not affect plain rules)
         if (found := _HAVE_PLACES.get(key)) is not None:
             marked = [k for k, rule in rules.items() if type(rule) is Optional]
-            return _Map(bare, marked, found[0], identity)
+            return _Map(bare, marked, found[0], identity, {})
     bare, marked = unmarked(_spread(rules))
+    parameters: dict[at, Any] = {}
+    if any(isinstance(key, at) for key in bare):
+        bare, parameters = split(bare)
     check_values(bare, values, order, "gradient_override_map(rules, values=True)")
     asked = any(asks_site(rule, None) for rule in bare.values())
     places = asked or any(isinstance(key, at) for key in bare)
-    if key is not None and bare.keys() == rules.keys():
+    if key is not None and bare.keys() == rules.keys():  # (no key is for parameters)
         if len(_HAVE_PLACES) >= KEPT:
             _HAVE_PLACES.clear()
         held = [(rule, getattr(rule, "__code__", None)) for rule in bare.values()]
         _HAVE_PLACES[key] = places, held
-    return _Map(bare, marked, places, identity_of_map(bare))
+    return _Map(bare, marked, places, identity_of_map(bare), parameters)
 
 
 def _wrong_flag(**flags: Any) -> ArgumentError:

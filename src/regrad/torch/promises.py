@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 
+from regrad.core.places import at
 from regrad.errors import PassedOverError
 from regrad.torch import host
 from regrad.torch.bridge import from_regrad
@@ -104,6 +105,21 @@ def functions_methods_and_modules() -> None:
 def ops_in_place() -> None:
     for f in (lambda x: (x * 1).relu_(), lambda x: F.relu(x * 1, inplace=True)):
         _expect(f, 7)
+
+
+@host.OVERRIDES.promise
+def sums_of_gradients_of_parameters() -> None:
+    net, rules = torch.nn.Linear(2, 1, bias=False), {at(parameter="weight"): lambda dy: dy * dy}
+    given = {"weight": torch.ones(1, 2, requires_grad=True)}
+    with gradient_override_map(rules, model=net):
+        (net(torch.ones(2)) + _Own.apply(net.weight).sum()).backward()
+        torch.func.functional_call(net, given, torch.ones(2)).backward()
+    assert _of(net.weight) == [[4.0, 4.0]], f"the gradient is {_of(net.weight)}, expected 4"
+    assert _of(given["weight"]) == [[1.0, 1.0]], "a rule was skipped in functional_call"
+
+
+def _of(x: torch.Tensor) -> Any:
+    return None if x.grad is None else x.grad.tolist()
 
 
 @host.OVERRIDES.promise

@@ -67,6 +67,7 @@ from regrad.torch.host.running import custom_op
 from regrad.torch.modes import DispatchTable, Mode, WatchedTable
 from regrad.torch.nodes import Watch, gradients, name_of, tensors
 from regrad.torch.open_scopes import AROUND, scope_of
+from regrad.torch.parameters import ParameterMode
 from regrad.torch.places import Modules
 from regrad.torch.replacing import refuse_indices, refuse_undelivered
 from regrad.torch.run_time import learned_here
@@ -159,9 +160,11 @@ class RuleSet(Nested):
 
     def __init__(
         self, plan: Plan, keep: tuple[Any, ...], outer: RuleSet | None = None,
-        home: RuleSet | None = None, trail: Trail = (),
+        home: RuleSet | None = None, trail: Trail = (), reads_copies: bool = False,
     ) -> None:  # fmt: skip
         self.plan = plan
+        # whether keys here or in outer scopes name parameters
+        self.reads_copies: bool = reads_copies or (outer is not None and outer.reads_copies)
         self.outer = outer
         self.home: RuleSet = home or self  # the set that applies outside of all modules in keys
         self.given = keep
@@ -192,7 +195,8 @@ class RuleSet(Nested):
         self.watched: WatchedTable = WatchedTable(self.rows)
         names = {"ruleset": self, "rows": self.rows, "modes": self.modes,
                  "watch": self.coverage.watch}  # fmt: skip
-        self.mode: type[Mode] = type("Mode", (Mode,), names)
+        kind: Any = ParameterMode if self.reads_copies else Mode
+        self.mode: type[Mode] = type("Mode", (kind,), names)
         self.modes.append(self.mode(None))
 
     def room(self, trail: Trail, outer: RuleSet | None) -> RuleSet:
@@ -200,7 +204,7 @@ class RuleSet(Nested):
         key = tuple([mark for mark, _ in trail]), outer
         found = self.rooms.get(key)
         if found is None:
-            made = RuleSet(self.plan, self.given, outer, self.home, trail)
+            made = RuleSet(self.plan, self.given, outer, self.home, trail, self.reads_copies)
             found = self.rooms.setdefault(key, made)
         return found
 
@@ -450,14 +454,15 @@ def identity_of_map(rules: Mapping[Any, Any]) -> Any:
 
 def rule_set(
     rules: Mapping[Any, Any], identity: Any, keep: tuple[Any, ...], outer: RuleSet | None = None,
-    modules: Modules | None = None, order: int | None = None,
+    modules: Modules | None = None, order: int | None = None, reads_copies: bool = False,
 ) -> RuleSet:  # fmt: skip
     """Return the cached set of these rules; all scopes with the same rules share it."""
-    key = identity, keep, outer, () if modules is None else modules.layout, order
+    key = identity, keep, outer, () if modules is None else modules.layout, order, reads_copies
     with _LOCK:
         found = _SETS.get(key)
         if found is None or not _mean(found.plan.given, rules, identity):
-            found = _SETS[key] = RuleSet(Plan(rules, modules and modules.steps, order), keep, outer)
+            plan = Plan(rules, modules and modules.steps, order)
+            found = _SETS[key] = RuleSet(plan, keep, outer, reads_copies=reads_copies)
             if len(_SETS) > KEPT:
                 _SETS.popitem(last=False)
         _SETS.move_to_end(key)

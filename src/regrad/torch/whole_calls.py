@@ -56,6 +56,7 @@ from regrad.torch.host.bodies import has_hooks
 from regrad.torch.host.running import keeps_elsewhere
 from regrad.torch.nodes import tensors
 from regrad.torch.open_scopes import AROUND, SCOPES, InsideWholeCall, inside
+from regrad.torch.parameters import with_copies
 from regrad.torch.places import counts_of
 from regrad.torch.replacing import like_own, without_values
 from regrad.torch.run_time import learned_here
@@ -323,7 +324,8 @@ def call_whole(
         if (place := AROUND.get().place) is not None and not place.has_run:
             place.error = _find_error(call, within)
         bound = rule.rule_for(call, site)
-        made, given = ModuleCall(bound, call, within, hit), [*call.tensors, *call.parameters]
+        made = ModuleCall(bound, call, within, hit)
+        given = [*call.tensors, *with_copies(call.parameters)]
         made.materializes = scope._materialize
         call.tensors = call.given.arrays = []
         moves = torch.is_grad_enabled() or is_transformed()

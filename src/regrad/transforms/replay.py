@@ -106,16 +106,18 @@ class Capture(Trail):
         self._keep(partial(run_op, op, rule, attrs, layout), refs, outputs)
 
     def custom(self, call: CustomCall, run: Callable[[], Any], state: State) -> Any:
-        inputs = call.inputs
-        refs = [self.ref(x) for x in inputs]
         # The ops inside are steps of the call: a replay runs them as its body, under its gradient.
         outer, self.steps = self.steps, []
+        call.steps = outer
         try:
             value = run()
             leaves, close = containers.flatten(value)
             inside = [self.ref(leaf) for leaf in leaves]
         finally:
             inner, self.steps = self.steps, outer
+            call.steps = None
+        inputs = call.inputs  # (with the Variables that f has read)
+        refs = [self.ref(x) for x in inputs]
         back = CapturedGradient(call)
         call.written = call.written or call.grad_func
         call.grad_func = as_written(call, back)  # shared by all replays

@@ -73,8 +73,9 @@ class Trail:
 
     def custom(self, call: CustomCall, run: Callable[[], Any], state: State) -> Any:
         """Run a custom function, whose ops are steps as well."""
-        inputs = call.inputs
-        outputs = call.recorded(run(), state)
+        value = run()
+        inputs = call.inputs  # (with the Variables that f has read)
+        outputs = call.recorded(value, state)
         self.went(call.name, inputs, containers.flatten(outputs)[0])
         return outputs
 

@@ -149,6 +149,17 @@ number_of = methodcaller("_sequence_nr")  # the number of an autograd node, in i
 LEAVES = 2**64 - 1  # the number of all nodes of leaves, which are never new
 
 
+def run_as_leaf(node: Any) -> None:
+    """Let the engine run a node as soon as its gradient is complete, as it does for leaves."""
+    node._set_sequence_nr(LEAVES)
+
+
+OVERRIDES.part(
+    "torch.autograd.graph.Node", "no public API changes when the engine runs a node",
+    lambda _: run_as_leaf(torch.ones(1, requires_grad=True).exp().grad_fn) is None,
+)  # fmt: skip
+
+
 def _are_numbered(node: Any) -> bool:
     ((leaf, _),) = node.next_functions
     return number_of(node) < LEAVES == number_of(leaf)

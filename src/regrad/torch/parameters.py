@@ -1,0 +1,306 @@
+"""Rules for parameters: keys `at(parameter=…)` for PyTorch models.
+
+In a scope with such keys, torch's functions read a copy of a parameter, with the same memory. One
+autograd node makes the copy, so the gradients of all uses meet there. The node's gradient is the
+rule, and the parameter (its hooks, and DDP's) receives the result.
+
+    with gradient_override_map({at(parameter="layer.weight"): clip}, model=net):
+        net(x)        # F.linear(x, weight, bias) runs as F.linear(x, copy, bias)
+
+Invariants:
+
+* There is one copy of a parameter for each scope, so the rule runs once in a backward pass. The
+  copy follows in-place updates. It holds no tensor for the backward pass but the parameter itself,
+  so any number of backward passes may share it.
+* The innermost scope with a key for a parameter provides the copy. The innermost mode puts it in
+  place of the parameter, before any rule for an op applies.
+* Other code that passes a parameter to autograd does the same: the calls of whole modules, of an
+  `autograd.Function`, of TorchScript and of programs of torch.compile (`with_copies`).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from functools import cache
+from typing import Any
+from weakref import ref
+
+import torch
+from torch import Tensor, is_grad_enabled
+from torch.compiler import is_dynamo_compiling
+
+from regrad.core.callers import find_caller
+from regrad.core.foreign import ForeignRule
+from regrad.core.parameters import PARAMETER, select, tell_idle
+from regrad.core.places import ChainStep, at
+from regrad.errors import ArgumentError, PassedOverError
+from regrad.torch.bridge import apply, is_differentiable
+from regrad.torch.calls import Overridden, RuleCall, pull_back
+from regrad.torch.host import (
+    DisableTorchFunction,
+    in_forward_mode,
+    is_transformed,
+    run_as_leaf,
+    unwrap,
+)
+from regrad.torch.host.running import Silent
+from regrad.torch.modes import Getter, Mode
+from regrad.torch.nodes import LIBRARIES
+from regrad.torch.open_scopes import AROUND, SCOPES
+from regrad.torch.places import Modules
+
+_LOCK = threading.RLock()
+
+
+class Copied(torch.autograd.Function, metaclass=Silent):
+    """The copy of a parameter, whose gradient is a rule: `Copied.apply(call, x)`."""
+
+    @staticmethod
+    def forward(call: RuleCall, x: Tensor) -> Tensor:
+        return x.detach()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        call, x = inputs
+        # (saved tensors would be freed by the first backward pass)
+        ctx.known, ctx.x = (call, [(tuple(x.shape), x.dtype)], None, call.kept), x
+
+    @staticmethod
+    def backward(ctx: Any, *dys: Tensor | None) -> Any:
+        call = ctx.known[0]
+        return pull_back(ctx, [ctx.x] * (len(call.kept) + call.keeps_y), dys)
+
+
+class ParameterCall(RuleCall):
+    """The use of a parameter by a scope. Its own gradient is the incoming gradient."""
+
+    ran: bool = False  # whether a backward pass has reached it
+
+    def count_run(self) -> None:
+        self.ran = True
+        super().count_run()
+
+    def pull(self, xs: Sequence[Any], dys: Sequence[Any], only: int | None = None) -> Any:
+        return {0: dys[0]}
+
+
+class Copy:
+    """The copy of one parameter, made at its first use."""
+
+    def __init__(self, parameters: Parameters, x: Tensor, key: at, path: str) -> None:
+        self.parameters = parameters
+        self.x = x  # (while it is alive, no other tensor has its identity)
+        self.key = key
+        self.path = path
+        self.made: Any = None
+        self.call: Any = None
+
+    def get(self) -> Tensor:
+        """Return the copy."""
+        if AROUND.get().reentrant:
+            raise PassedOverError(
+                f"{self.key!r} has a rule for the sum of the gradients of {self.path!r}, but a "
+                "reentrant checkpoint differentiates its part of the model alone. Pass "
+                "use_reentrant=False to torch.utils.checkpoint."
+            )
+        with _LOCK:
+            x, y = self.x, self.made
+            if y is None or (y.shape, y.dtype, y.device) != (x.shape, x.dtype, x.device):
+                self.made = self._make()
+            elif type(x) in _PLAIN and not is_transformed() and not y.is_set_to(x):
+                y.data = x.data  # (the program has assigned to `x.data`)
+            return self.made
+
+    def _make(self) -> Tensor:
+        rule, binding = self.parameters.rules[self.key], self.parameters.bindings[self.key]
+        hit = binding.hit_in(self.path, PARAMETER.type, find_caller(LIBRARIES))
+        hit.add(tuple(self.x.shape))
+        for table in _tables():
+            table.covered |= set() if table is self.parameters else {self.path}
+        self.call = call = ParameterCall(rule, [self.x], None, {}, lambda x: x, hit)
+        call.once = rule.once
+        if not (is_transformed() or in_forward_mode()):
+            y = apply(Copied, call, self.x)
+            run_as_leaf(y.grad_fn)  # (FSDP2 takes the gradients when a module's backward pass ends)
+            return y
+        y = apply(Overridden, call, self.x)
+        return unwrap(y) if self.x.is_leaf and unwrap(self.x) is self.x else y
+
+
+_PLAIN = (Tensor, torch.nn.Parameter)
+
+
+class Parameters:
+    """The parameters that the keys of an open scope name."""
+
+    def __init__(self, rules: Mapping[at, Any], model: Any, marked: Any, once: bool) -> None:
+        if model is None:
+            raise ArgumentError(
+                f"{next(iter(rules))!r} names a parameter, and only the model has parameters. Pass "
+                "the model: gradient_override_map(rules, model=model)"
+            )
+        self.rules: dict[at, ForeignRule] = {}
+        for key, rule in rules.items():
+            made = self.rules[key] = ForeignRule(rule, PARAMETER)
+            made.key, made.once = key, once
+        found: dict[int, tuple[Tensor, list[str], list[Any]]] = {}
+        for known in Modules(model).known.values():
+            for name, x in known.module._parameters.items():
+                paths = [f"{path}.{name}" if path else name for path in known.paths]
+                if x is not None:
+                    _, every, owners = found.setdefault(id(x), (x, [], []))
+                    every += paths
+                    owners.append((known.module, name))
+        steps = [ChainStep(tuple(paths), x) for x, paths, _ in found.values()]
+        self.bindings: Mapping[Any, Any] = {}
+        # the owners and names of the parameters, each with key and path
+        self.places: dict[tuple[int, str], tuple[Any, str, at, str]] = {}
+        self.copies: dict[int, Copy] = {}  # by the identity of the tensor
+        self.covered: set[str] = set()  # paths of parameters with a rule in an inner scope
+        self.later: dict[str, Copy] = {}  # the last tensor that the program put in a path
+        self.others: dict[int, Any] = {}  # other leaves
+        chosen = select(rules, steps, marked)
+        for (x, paths, owners), key in zip(found.values(), chosen, strict=True):
+            if key is not None:
+                self.copies[id(x)] = Copy(self, x, key, paths[0])
+                for module, name in owners:
+                    self.places[id(module), name] = module, name, key, paths[0]
+        self.paths: dict[str, at] = {copy.path: copy.key for copy in self.copies.values()}
+
+    def close(self) -> None:
+        """Release the copies of tensors that are no longer in the model."""
+        now = {id(module._parameters.get(name)) for module, name, *_ in self.places.values()}
+        self.later, self.copies = {}, {n: copy for n, copy in self.copies.items() if n in now}
+
+    def unread(self, key: str) -> str:
+        """Return a message for a key (as text) whose parameters no function has read."""
+        paths = [repr(path) for path, each in self.paths.items() if str(each) == key]
+        return f"no torch function read {', '.join(paths[:5])} with gradients on" if paths else ""
+
+    def idle(self, key: at) -> list[str]:
+        """Return a message if some parameters of a key got a gradient, and others did not."""
+        return tell_idle(key, self.bindings[key], self.paths, self.covered)
+
+    def of(self, x: Tensor) -> Tensor | None:
+        """Return the copy of a tensor that is a parameter now; None for any other tensor."""
+        found = self.copies.get(id(x))
+        if found is None and x.is_leaf and x.requires_grad:
+            seen = self.others.get(id(x))
+            if seen is None or seen() is not x:
+                self.others[id(x)] = ref(x)
+                for module, name, *_ in self.places.values():
+                    self.note(module, name, module._parameters.get(name))  # (as FSDP2 puts it)
+                found = self.copies.get(id(x))
+        if found is None or not (x.requires_grad or is_transformed()):
+            return None
+        return found.get()
+
+    def note(self, module: Any, name: str, x: Any) -> None:
+        """Record that a tensor is the parameter of a module, if a key names that parameter."""
+        place = self.places.get((id(module), name))
+        if place is None or id(x) in self.copies or not isinstance(x, Tensor):
+            return
+        *_, key, path = place
+        before = self.later.get(path)
+        if before is not None and before.call is not None and before.call.ran:
+            self.copies.pop(id(before.x), None)  # (a long scope must not keep all of them)
+        if is_differentiable(x):
+            self.later[path] = self.copies[id(x)] = Copy(self, x, key, path)
+
+
+def _open() -> list[Parameters]:
+    """Return the parameters of keys in the open scopes, of the innermost scope first."""
+    around = AROUND.get()
+    if not is_grad_enabled() or around.own or around.within is not None:
+        return []
+    return _tables()
+
+
+def _tables() -> list[Parameters]:
+    found = [scope._root._parameters for scope in reversed(SCOPES.get())]
+    return [each for each in found if each is not None]
+
+
+def with_copies(values: Any) -> Any:
+    """Return arguments in which copies replace the parameters that keys name."""
+    if not (tables := _open()):
+        return values
+    with DisableTorchFunction():
+        return _one(values, tables)
+
+
+def _one(value: Any, tables: Sequence[Parameters]) -> Any:
+    if isinstance(value, Tensor):
+        return next((y for each in tables if (y := each.of(value)) is not None), value)
+    if type(value) in (list, tuple):
+        return type(value)([_one(each, tables) for each in value])
+    return value
+
+
+def note_given(module: Any, given: Any) -> None:
+    """Record the tensors that `functional_call` puts in the places of parameters."""
+    tables = _open() if isinstance(given, Mapping) else []
+    for name, x in given.items() if tables else ():
+        around, _, last = name.rpartition(".")
+        try:
+            owner = module.get_submodule(around)
+        except AttributeError:  # (`functional_call` raises)
+            continue
+        for each in tables:
+            each.note(owner, last, x)
+
+
+def refuse_uncopied(function: Any, args: Sequence[Any]) -> None:
+    """Raise for an `autograd.Function` whose `apply` the program looked up before the scope."""
+    around = AROUND.get()
+    if around.own or around.within is not None or type(function) is Silent:
+        return
+    for table in _tables():
+        for copy in [table.copies.get(id(x)) for x in args]:
+            if copy is not None and copy.x.requires_grad:
+                raise PassedOverError(
+                    f"{function.__name__} was applied to the parameter {copy.path!r}, which has a "
+                    f"rule by {copy.key!r}, through an `apply` from before the scope opened, so "
+                    f"the rule would miss a gradient. Call {function.__name__}.apply itself."
+                )
+
+
+class ParameterMode(Mode):
+    """The mode of a scope that has keys for parameters, or is inside such a scope."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
+    ) -> Any:
+        if is_grad_enabled() and not is_dynamo_compiling():
+            first = _first_read(func)
+            if first is not None and (tables := _open()):
+                with DisableTorchFunction():
+                    args = (*args[:first], *[_one(x, tables) for x in args[first:]])
+                    named = (kwargs or {}).items()
+                    kwargs = {n: x if n == "out" else _one(x, tables) for n, x in named}
+        return Mode.__torch_function__(self, func, types, args, kwargs)
+
+
+# Functions of a parameter itself, not of its value.
+_NAMES = (
+    "backward data_ptr detach dim grad is_set_to numel register_hook retain_grad size stride "
+    "storage untyped_storage register_post_accumulate_grad_hook __deepcopy__ __format__ __hash__ "
+    "__reduce_ex__ __repr__ __setstate__"
+)
+_ITSELF = frozenset(_NAMES.split())
+_VIEWS = frozenset(("T", "mT", "H", "mH", "real", "imag"))
+
+
+@cache
+def _first_read(func: Any) -> int | None:
+    """Return the first argument whose value a function reads (1 if it writes into another)."""
+    name = getattr(func, "__name__", "")
+    if type(func) is Getter:
+        return 0 if name == "__get__" and func.__self__.__name__ in _VIEWS else None
+    writes = name.endswith("_") and not name.endswith("__")
+    writes |= name == "__setitem__" or (name.startswith("__i") and name not in _READING)
+    return None if name in _ITSELF else int(writes)
+
+
+_READING = ("__invert__", "__index__", "__int__")
