@@ -35,6 +35,9 @@ __all__ = [
 # modules `tensors` and `conversion` fill the dict.
 FACES: dict[type, Callable[..., Any]] = {}
 
+# Functions that get each new graph.
+MADE: list[Callable[[Any], None]] = []
+
 # Names of rules, or rule functions, by op type.
 OpTypeMap = Mapping[str, str | Callable[..., Any]]
 
@@ -60,6 +63,8 @@ class Graph(engine.OpGraph):
         self.scope_counts: dict[str, int] = {}
         self.variables_by_name: dict[str, Any] = {}
         self._collections: dict[Any, list[Any]] = {}
+        for tell in MADE:
+            tell(self)
 
     @block
     def as_default(self) -> Generator[Graph]:
@@ -581,3 +586,4 @@ class GraphKeys:
     WEIGHTS = "weights"
     BIASES = "biases"
     ACTIVATIONS = "activations"
+    METRIC_VARIABLES = "metric_variables"

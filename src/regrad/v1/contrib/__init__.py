@@ -1,0 +1,4 @@
+"""`tf.contrib`: layers under the names of `tf.contrib.layers`, and `arg_scope`."""
+
+from regrad.v1.contrib import framework as framework
+from regrad.v1.contrib import layers as layers
