@@ -43,7 +43,7 @@ def scatter_update(
         A tensor, the variable after the update.
 
     Raises:
-        IndexRangeError: in the run, an index is out of range.
+        InvalidArgumentError: in the run, an index is out of range.
 
     Op type: `ScatterUpdate`. Source: `tf.scatter_update`.
 

@@ -60,7 +60,7 @@ def _find(name: str) -> list[Any]:
     v1 = import_module("regrad.v1")
     if parts[:1] not in (["python"], ["examples"]):
         path = ".".join(parts)
-        found = _walk(ALIASES.get(path, path.partition(".python.")[0]))
+        found = _walk(ALIASES.get(path, path.partition(".python")[0]))
         return [found] if isinstance(found, ModuleType) else []
     if REFUSED & set(parts) or not parts[-1].islower():
         return []
