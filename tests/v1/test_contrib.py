@@ -155,10 +155,10 @@ def test_inner_scopes_add_to_outer_scopes():
 
 
 def test_a_scope_for_layers():
-    with arg_scope([layers.conv2d, layers.fully_connected], activation_fn=tf.nn.tanh):
-        with arg_scope([layers.batch_norm, layers.dropout], is_training=False):
-            assert layers.conv2d(IMAGE, 2, 3).op.type == "Tanh"
-            layers.batch_norm(X)
+    weighted, others = [layers.conv2d, layers.fully_connected], [layers.batch_norm, layers.dropout]
+    with arg_scope(weighted, activation_fn=tf.nn.tanh), arg_scope(others, is_training=False):
+        assert layers.conv2d(IMAGE, 2, 3).op.type == "Tanh"
+        layers.batch_norm(X)
     assert tf.get_collection(tf.GraphKeys.UPDATE_OPS) == []
     refused(lambda: arg_scope([tf.nn.relu], a=1).__enter__(), ValueError, "add_arg_scope")
 

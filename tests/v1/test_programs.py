@@ -83,7 +83,7 @@ REFUSED = {  # what is not covered, and words of the error
     "import tensorflow as tf; tf.data": "feeds batches by feed_dict",
     "import tensorflow as tf; tf.gfile.GFile": "Python's open",
     "import tensorflow as tf; tf.estimator": "a loop over session.run",
-    "import tensorflow as tf; tf.distributions": "the formula of the distribution",
+    "import tensorflow as tf; tf.distributions": "the distribution's formula",
     "import tensorflow as tf; tf.FIFOQueue": "a Python loop",
     "import tensorflow as tf; tf.import_graph_def": "the code that made the graph",
     "from tensorflow.python.client import device_lib": "tensorflow.python.client is not covered",

@@ -20,7 +20,7 @@ _REPLACED = {
     "Python, before feeding": "parse_",
     "Python's open, before feeding": "read_file",
     "Python's open, on the results of session.run": "write_file",
-    "a Python loop that feeds batches": "FIFOQueue RandomShuffleQueue TextLineReader train.batch",
+    "a Python loop that feeds batches": "FIFOQueue RandomShuffleQueue train.batch",
     "tf.stack and tf.unstack, or a loop variable that tf.concat extends": "TensorArray",
     "ops on the whole batch, or tf.while_loop": "map_fn",
     "tf.while_loop": "scan foldl foldr nn.raw_rnn",
@@ -64,7 +64,7 @@ _REPLACED = {
     "tf.Session": "train.MonitoredTrainingSession train.MonitoredSession train.Supervisor",
     "a Python loop around session.run": "train.SessionRunHook",
     "tf.Session and tf.train.Saver": "train.Scaffold",
-    "feed batches by feed_dict": "train.start_queue_runners",
+    "feed batches by feed_dict": "train.start_queue_runners train.string_input_producer",
     "a Python loop that feeds shuffled batches": "train.shuffle_batch",
     "the optimizer itself": "train.SyncReplicasOptimizer",
     "tf.train.GradientDescentOptimizer": "train.ProximalGradientDescentOptimizer",
@@ -75,7 +75,7 @@ _REPLACED = {
     "tf.losses.hinge_loss": "losses.hinge",
     "compute the measure with NumPy from the results of session.run": "metrics.",
     "tf.contrib.layers, with tf.contrib.framework.arg_scope": "contrib.slim",
-    "the formula of the distribution, with tf.random_normal or tf.random_uniform": "distributions contrib.distributions",
+    "the distribution's formula, with tf.random_normal": "distributions contrib.distributions",
     "the function of the same purpose in tf.nn, tf.layers or tf.train": "contrib.",
 }
 INSTEAD = {name: use for use, names in _REPLACED.items() for name in names.split()}

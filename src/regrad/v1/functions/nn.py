@@ -250,6 +250,8 @@ def _cross_entropy(labels: rg.Tensor, logits: rg.Tensor, axis: int, fixed: bool)
         labels = rg.astype(labels, logits.dtype)
     if fixed:
         labels = rg.stop_gradient(labels)
+    if labels.ndim != logits.ndim:  # TensorFlow flattens the axes of examples
+        labels = rg.reshape(labels, logits.shape)
     labels, logits = alike("softmax_cross_entropy_with_logits", labels, logits)
     if axis != -1:
         labels, logits = rg.moveaxis(labels, axis, -1), rg.moveaxis(logits, axis, -1)
