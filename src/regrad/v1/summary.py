@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -48,7 +49,7 @@ def _recorder(name: str) -> Callable[..., Any]:
         b''
         """
         _say_once()
-        made = constant(b"", name=name.replace(" ", "_"))
+        made = constant(b"", name=re.sub(r"[^-/.A-Za-z0-9_]", "_", name).lstrip("/_") or "summary")
         keys = [GraphKeys.SUMMARIES] if collections is None else collections
         get_default_graph().add_to_collections(keys, made)
         return made

@@ -43,7 +43,8 @@ class Report:
 
     def __exit__(self, *error: object) -> None:
         MADE.remove(self._graphs.append)
-        print("\n".join(self.lines()))
+        for line in self.lines():
+            print(textwrap.fill(line, 100, subsequent_indent="  ", break_long_words=False))
 
     def lines(self) -> Iterator[str]:
         """Yield the lines of the report."""
@@ -51,16 +52,11 @@ class Report:
         types = Counter(node.op.type.lstrip("_") for node in nodes)
         rules = [node.rule for node in nodes if isinstance(node.rule, CountedRule)]
         yield "regrad.v1: names, ops and overrides of the program"
-        yield from _listed("name", len(USED), sorted(USED))
+        yield f"{len(USED)} names: {', '.join(sorted(USED)) or 'none'}"
         listed = [f"{count} {op_type}" for op_type, count in types.most_common()]
-        yield from _listed("op", len(nodes), listed)
+        yield f"{len(nodes)} ops: {', '.join(listed) or 'none'}"
         yield from dict.fromkeys(f"override: {rule.hit}" for rule in rules)
         used = {name.rpartition(".")[2] for name in USED} | types.keys()
         for keys, case, here in DIFFERENCES:
             if used & set(keys.split()):
                 yield f"difference: {case}: {here}"
-
-
-def _listed(what: str, count: int, items: list[str]) -> list[str]:
-    text = f"{count} {what}{'s' * (count != 1)}: {', '.join(items) or 'none'}"
-    return textwrap.wrap(text, 100, subsequent_indent="  ", break_long_words=False)
