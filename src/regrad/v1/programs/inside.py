@@ -10,6 +10,9 @@ from regrad.core.tensor import TensorLike
 from regrad.v1.functions.arrays import identity
 from regrad.v1.graph.forms import one_op
 from regrad.v1.graph.graphs import control_dependencies
+from regrad.v1.graph.variables import Variable
+
+RefVariable = Variable  # its name in `tensorflow.python.ops.variables`
 
 
 def relu_grad(gradients: TensorLike, features: TensorLike, name: str | None = None) -> Any:

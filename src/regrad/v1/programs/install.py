@@ -19,13 +19,13 @@ INSIDE = {
     "control_flow_ops": "programs.inside", "gen_nn_ops": "programs.inside",
     "input_data": "programs.digits", "rnn_cell": "nn.rnn_cell", "rnn_cell_impl": "nn.rnn_cell",
     "init_ops": "initializers", "summary": "summary", "layers": "layers", "flags": "flags",
-    "app": "app", "arg_scope": "contrib.framework",
+    "app": "app", "variables": "programs.inside",
 }  # fmt: skip
 PACKAGES = {
     "examples", "framework", "mnist", "ops", "platform", "python", "training", "tutorials", "util",
 }  # fmt: skip
 REFUSED = {"client", "data", "eager", "estimator", "keras", "lib", "saved_model", "tools"}
-ALIASES = {"contrib.rnn": "nn.rnn_cell"}
+ALIASES = {"contrib.rnn": ["nn.rnn_cell", "nn"]}
 
 USED: set[str] = set()  # the names that programs read
 
@@ -59,9 +59,9 @@ def _find(name: str) -> list[Any]:
     parts = name.replace(".compat.v1", "").replace(".compat", "").split(".")[1:]
     v1 = import_module("regrad.v1")
     if parts[:1] not in (["python"], ["examples"]):
-        path = ".".join(parts)
-        found = _walk(ALIASES.get(path, path.partition(".python")[0]))
-        return [found] if isinstance(found, ModuleType) else []
+        path = ".".join(parts).partition(".python")[0]
+        found = [_walk(place) for place in ALIASES.get(path, [path])]
+        return found if all(isinstance(module, ModuleType) for module in found) else []
     if REFUSED & set(parts) or not parts[-1].islower():
         return []
     found = _walk(INSIDE.get(parts[-1], ""))
