@@ -324,3 +324,19 @@ def test_gradients_of_convolutions_as_functions(session, strides, padding):
 def test_older_names():
     x = tf.pack([tf.constant([1.0, 2.0]), tf.constant([3.0, 4.0])], axis=1)
     assert (x.op.type, x.shape, len(tf.unpack(x, axis=1))) == ("Pack", (2, 2), 2)
+
+
+@pytest.mark.parametrize("time", [True, False])
+@pytest.mark.parametrize("batch", [True, False])
+def test_losses_of_sequences(session, time, batch):
+    rng = np.random.default_rng(2)
+    logits = rng.normal(size=(2, 3, 4)).astype(np.float32)
+    targets, weights = rng.integers(0, 4, (2, 3)), np.float32([[1, 2, 0], [1, 1, 3]])
+    loss = tf.contrib.seq2seq.sequence_loss(logits, targets, weights, time, batch)
+    x = torch.tensor(logits).permute(0, 2, 1)
+    due = torch.nn.functional.cross_entropy(x, torch.tensor(targets), reduction="none")
+    axes = tuple(axis for axis, averaged in enumerate((batch, time)) if averaged)
+    due, total = due.numpy() * weights, weights
+    if axes:
+        due, total = due.sum(axes), weights.sum(axes)
+    np.testing.assert_allclose(session.run(loss), due / total if axes else due, rtol=1e-5)

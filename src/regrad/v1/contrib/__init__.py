@@ -2,3 +2,4 @@
 
 from regrad.v1.contrib import framework as framework
 from regrad.v1.contrib import layers as layers
+from regrad.v1.contrib import seq2seq as seq2seq
