@@ -115,7 +115,8 @@ def test_uninstall_leaves_nothing():
 
 
 def test_functions_of_inner_modules(installed, graph):
-    from tensorflow.python.ops import control_flow_ops, gen_nn_ops
+    from tensorflow.python.layers import utils
+    from tensorflow.python.ops import control_flow_ops, gen_nn_ops, variables
 
     x = tf.constant([-1.0, 2.0])
     ran = tf.Variable(0.0)
@@ -124,6 +125,9 @@ def test_functions_of_inner_modules(installed, graph):
         y = control_flow_ops.with_dependencies([ran.assign(5.0)], x)
         assert session.run(gen_nn_ops.relu_grad(tf.constant([3.0, 4.0]), y)).tolist() == [0, 4]
         assert session.run(ran) == 5.0
+        assert session.run(utils.smart_cond(x[0] > 0.0, lambda: x, lambda: -x))[0] == 1.0
+    assert utils.smart_cond(tf.constant(False), int, str) == ""
+    assert isinstance(ran, variables.RefVariable)
 
 
 # -- flags -----------------------------------------------------------------------------------------

@@ -85,8 +85,8 @@ __version__ = "1.15"
 
 
 for _module in (
-    app, contrib, contrib.framework, contrib.layers, contrib.seq2seq, flags, image, initializers, layers, losses,
-    linalg, math, metrics, nn, random, summary, train, v1,
+    app, contrib, contrib.framework, contrib.layers, contrib.seq2seq, flags, image, initializers,
+    layers, losses, linalg, math, metrics, nn, random, summary, train, v1,
 ):  # fmt: skip
     _label = _module.__name__.rpartition(".")[2].removeprefix("v1")
     _label = f"contrib.{_label}" if ".contrib." in _module.__name__ else _label

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import regrad as rg
 from regrad.core.tensor import TensorLike
 from regrad.v1.functions.arrays import identity
+from regrad.v1.graph.control import cond
 from regrad.v1.graph.forms import one_op
 from regrad.v1.graph.graphs import control_dependencies
+from regrad.v1.graph.values import constant_value
 from regrad.v1.graph.variables import Variable
 
 RefVariable = Variable  # its name in `tensorflow.python.ops.variables`
@@ -43,3 +45,16 @@ def with_dependencies(
     """
     with control_dependencies(dependencies):
         return identity(output_tensor, name=name)
+
+
+def smart_cond(
+    pred: TensorLike, fn1: Callable[[], Any], fn2: Callable[[], Any], name: str | None = None
+) -> Any:
+    """Return `tf.cond`, or the result of one function if `pred` is known (`layers.utils`).
+
+    >>> from regrad.v1.programs.inside import smart_cond
+    >>> smart_cond(True, lambda: "yes", lambda: "no")
+    'yes'
+    """
+    known = constant_value(pred)
+    return cond(pred, fn1, fn2, name=name) if known is None else (fn1 if known else fn2)()

@@ -19,7 +19,7 @@ INSIDE = {
     "control_flow_ops": "programs.inside", "gen_nn_ops": "programs.inside",
     "input_data": "programs.digits", "rnn_cell": "nn.rnn_cell", "rnn_cell_impl": "nn.rnn_cell",
     "init_ops": "initializers", "summary": "summary", "layers": "layers", "flags": "flags",
-    "app": "app", "variables": "programs.inside",
+    "app": "app", "variables": "programs.inside", "utils": "programs.inside",
 }  # fmt: skip
 PACKAGES = {
     "examples", "framework", "mnist", "ops", "platform", "python", "training", "tutorials", "util",

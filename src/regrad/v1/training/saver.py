@@ -494,8 +494,9 @@ class Saver:
         is a symbolic link, the target of the link is replaced. `save` deletes checkpoints beyond
         `max_to_keep`, the oldest first.
 
-        Raises FailedPreconditionError for a variable without a value, and ValueError if the folder
-        does not exist.
+        `save` creates the folder of the path if only the folder itself is missing, as in
+        TensorFlow. Raises FailedPreconditionError for a variable without a value, and ValueError if
+        the parent of the folder does not exist.
         """
         path = os.fspath(save_path)
         state = latest_filename or "checkpoint"
@@ -504,6 +505,7 @@ class Saver:
             step = int(sess.run(global_step) if is_tensor(global_step) else global_step)
             path = f"{path}-{step:08d}" if self._pad else f"{path}-{step}"
         values = self._values(sess)
+        os.makedirs(folder or ".", exist_ok=True)
         replace_file(path + SUFFIX, lambda file: write_arrays(file, values))
         with self._lock:  # threads may share a Saver
             self._keep_latest(path)
@@ -621,7 +623,7 @@ def _by_name(listed: Any) -> dict[str, Variable]:
 
 
 def _check_folder(path: str, state: str) -> str:
-    """Return the folder of a path. Raises if it does not exist, or if file names collide."""
+    """Return the folder of a path. Raises if its parent is missing, or if file names collide."""
     folder, file = os.path.split(path)
     if os.path.split(state)[0]:
         raise GraphError(f"'latest_filename' must not contain path components: {state!r}")
@@ -629,6 +631,6 @@ def _check_folder(path: str, state: str) -> str:
         raise GraphError(f"'latest_filename' collides with 'save_path': {state!r} and {path!r}")
     if not file:
         raise GraphError(f"save_path must name a file, not only the folder {path!r}")
-    if not os.path.isdir(folder or "."):
+    if not os.path.isdir(os.path.dirname(os.path.abspath(folder))):
         raise GraphError(f"Parent directory of {path} doesn't exist, can't save.")
     return folder
