@@ -42,7 +42,7 @@ def clean(monkeypatch):
 
 # -- modules ---------------------------------------------------------------------------------------
 
-IMPORTS = {  # a program's import, and what it must give
+IMPORTS = {  # an import in a program, and the expected object
     "import tensorflow as tf; found = tf.placeholder": tf.placeholder,
     "import tensorflow.compat.v1 as tf; found = tf.nn.relu": tf.nn.relu,
     "from tensorflow.compat import v1; found = v1.train.Saver": tf.train.Saver,
@@ -75,7 +75,7 @@ def test_imports_give_regrads_names(installed, code):
     assert names["found"] is IMPORTS[code] or names["found"] == IMPORTS[code]
 
 
-REFUSED = {  # what is not covered, and words of the error
+REFUSED = {  # code with a name that is not covered, and words of the error
     "from tensorflow.contrib import slim": "tf.contrib.slim is not covered.*tf.contrib.layers",
     "import tensorflow.contrib.slim as slim": "tf.contrib.slim is not covered.*tf.contrib.layers",
     "import tensorflow.keras": "tf.keras is not covered.*Use instead: tf.layers",
@@ -197,7 +197,7 @@ def test_batches_go_through_the_data():
 
 def test_without_scikit_learn(clean, monkeypatch):
     monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
-    refused(digits.read_data_sets, MissingPackageError, "pip install scikit-learn")
+    refused(digits.read_data_sets, MissingPackageError, "needs sklearn.*pip install .*examples")
 
 
 def test_summaries_write_nothing_and_say_so_once(clean, graph, tmp_path):

@@ -76,7 +76,7 @@ NoGradient = no_gradient = NotDifferentiable
 mul, sub, neg = multiply, subtract, negative
 pack, unpack = stack, unstack
 flags = app.flags
-vars(layers).update(Conv2D=_classes.Conv2D, Dense=_classes.Dense, Layer=_classes.Layer)
+layers.__dict__.update(Conv2D=_classes.Conv2D, Dense=_classes.Dense, Layer=_classes.Layer)
 arg_max, arg_min = argmax, argmin
 
 compat: ModuleType = sys.modules[__name__]

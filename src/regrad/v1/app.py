@@ -123,5 +123,5 @@ def run(main: Callable[[list[str]], Any] | None = None, argv: list[str] | None =
     ['program.py', 'word']
     None
     """
-    main = main or sys.modules["__main__"].main
-    sys.exit(main(FLAGS(argv)))
+    function = sys.modules["__main__"].main if main is None else main
+    sys.exit(function(FLAGS(argv)))

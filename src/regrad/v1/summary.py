@@ -76,6 +76,9 @@ def merge(
     Returns:
         A tensor, for `Session.run`.
 
+    Raises:
+        ArgumentError: the inputs are missing.
+
     Source: `tf.summary.merge`.
 
     >>> import regrad.v1 as tf
@@ -98,6 +101,9 @@ def merge_all(key: str = GraphKeys.SUMMARIES, scope: str | None = None) -> Any:
 
     Returns:
         A tensor, for `Session.run`, or None.
+
+    Raises:
+        ArgumentError: there are too many arguments.
 
     Source: `tf.summary.merge_all`.
 

@@ -90,6 +90,9 @@ def xavier_initializer(
     Returns:
         An initializer, for `tf.get_variable` and for layers.
 
+    Raises:
+        ArgumentError: `dtype` is not a dtype.
+
     Source: `tf.contrib.layers.xavier_initializer`; Glorot and Bengio (2010).
 
     >>> import regrad.v1 as tf
@@ -114,6 +117,9 @@ def _regularizer(name: str, loss: Callable[[Any], Any], formula: str, shown: str
 
         Returns:
             A function, for the regularizer arguments of layers and of `tf.get_variable`.
+
+        Raises:
+            ArgumentError: the scale is missing.
 
         Source: `tf.contrib.layers.{name}`.
 
@@ -154,9 +160,7 @@ def _get_renamed(
     return getter(place + slash + last, collections=keys, **options)
 
 
-def _open(
-    scope: Scope, default: str, reuse: Any, collections: Any
-) -> AbstractContextManager[VariableScope]:
+def _open(scope: Scope, default: str, reuse: Any, collections: Any) -> AbstractContextManager[Any]:
     """Open the variable scope of a layer. `tf.layers` opens its name scope."""
     getter = partial(_get_renamed, collections)
     return variable_scope(
@@ -178,6 +182,13 @@ COMMON = (
     "weights_regularizer=None, biases_initializer=ZEROS, biases_regularizer=None, reuse=None, "
     "variables_collections=None, outputs_collections=None, trainable=True, scope=None"
 )
+WINDOW_TEXT = """\
+    kernel_size: The sizes of the window, an int or two.
+    stride: The steps, an int or two.
+    padding: "SAME" or "VALID".
+    data_format: "NHWC" or "NCHW".
+    rate: The distances between elements of the window (only `conv2d`).
+"""
 WINDOW = "kernel_size, stride=1, padding='SAME', data_format=None, "
 FORMATS = {None: "channels_last", "NHWC": "channels_last", "NCHW": "channels_first"}
 
@@ -199,8 +210,9 @@ def _weighted(
         Args:
             inputs: A tensor of floats. Its number of channels must be known.
             num_outputs: The number of channels of the result.
-            activation_fn: A function of the result, or None.
-            normalizer_fn: A function such as `batch_norm`, called with `normalizer_params`.
+        {window}    activation_fn: A function of the result, or None.
+            normalizer_fn: A function such as `batch_norm`, or None.
+            normalizer_params: Keyword arguments of the normalizer, a dict.
             weights_initializer: The initial weights, by default Glorot's.
             biases_initializer: The initial biases, or None for a layer without biases.
             weights_regularizer: A function of the weights, for REGULARIZATION_LOSSES.
@@ -242,7 +254,7 @@ def _weighted(
     dense = "connected" in name or name == "linear"
     result = (2, 4) if dense else (2, 6, 6, 4) if name == "conv2d" else (2, 12, 12, 4)
     fill_in(
-        layer, name, default=default, what="a linear function" if dense else "a convolution",
+        layer, name, default=default, window="" if dense else WINDOW_TEXT, what="a linear function" if dense else "a convolution",
         example="tf.zeros([2, 3]), 4" if dense else
         f"tf.zeros([2, 6, 6, 3]), 4, 3{', 2' if 'transpose' in name else ''}",
         shown=f"{result} ['{default}/weights', '{default}/biases']",
@@ -309,6 +321,7 @@ def batch_norm(
         updates_collections: The collection of the updates of the moving averages. With None, the
             result waits for the updates.
         is_training: Whether to use the moments of the batch, a bool or a tensor.
+        trainable: Whether optimizers change `beta` and `gamma`.
         reuse: Whether to use the variables of an earlier call.
         variables_collections: Further collections of the variables, a list or a dict.
         outputs_collections: A collection to which the result is added.
@@ -337,7 +350,9 @@ def batch_norm(
     ['BatchNorm/beta', 'BatchNorm/moving_mean', 'BatchNorm/moving_variance']
     """
     x = convert_to_tensor(inputs)
-    parts = {f"{part}_initializer": f for part, f in (param_initializers or {}).items()}
+    parts: dict[str, Any] = {
+        f"{part}_initializer": f for part, f in (param_initializers or {}).items()
+    }
     parts |= {f"{part}_regularizer": f for part, f in (param_regularizers or {}).items()}
     pending = get_collection_ref(GraphKeys.UPDATE_OPS)
     before = len(pending)
@@ -379,9 +394,13 @@ def dropout(
         is_training: A bool, or a tensor such as a placeholder.
         outputs_collections: A collection to which the result is added.
         scope: The name of the scope, by default 'Dropout' (numbered).
+        seed: The seed of the op; see `set_random_seed`.
 
     Returns:
         A tensor of the inputs' shape and dtype. The kept elements are divided by `keep_prob`.
+
+    Raises:
+        GraphError: `keep_prob` is out of range in training. The error is a ValueError.
 
     Source: `tf.contrib.layers.dropout`.
 
@@ -408,6 +427,9 @@ def flatten(
 
     Returns:
         A tensor of the shape (batch, elements of an example).
+
+    Raises:
+        ShapeError: the inputs are a scalar.
 
     Source: `tf.contrib.layers.flatten`.
 
@@ -439,6 +461,9 @@ def _pool(name: str, default: str, function: Callable[..., Any], what: str) -> L
 
         Returns:
             A tensor of the inputs' dtype.
+
+        Raises:
+            ShapeError: the inputs are not images.
 
         Source: `tf.contrib.layers.{name}`.
 

@@ -14,7 +14,7 @@ def space_to_depth(input, block_size, name=None, data_format="NHWC"):
 
     Args:
         input: A tensor of the shape (batch, height, width, channels).
-        block_size: The height and width of a block, which divide those of the image.
+        block_size: The height and width of a block, which divide the sizes of the image.
 
     Returns:
         A tensor with the square of the block size as many channels.

@@ -45,7 +45,7 @@ def _comparison(name: str, holds: Callable[[Any, Any], Any], what: str, shown: s
         x: TensorLike, y: TensorLike, data: Any = None, summarize: int | None = None,
         message: str | None = None, name: str | None = None,
     ) -> Operation:  # fmt: skip
-        """Return an op that raises in the run unless all elements of x {what} those of y.
+        """Return an op that raises in the run unless all elements of x {what} the elements of y.
 
         Make the ops that rely on it in `with tf.control_dependencies([tf.{name}(…)])`.
 

@@ -1,6 +1,6 @@
 """The differences from TensorFlow in the table of docs/tf1.md, by the names that they concern."""
 
-# Names and op types, the case, and what regrad does: the first and the third cell of the table.
+# Names and op types, then the first and the third cell of a row of the table.
 DIFFERENCES = [
     ("Add AddV2 Gather GatherV2", "`Add` and `AddV2`, `Gather` and `GatherV2`, …",
      "one type under both names"),

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from regrad.core.callers import warn_caller
-from regrad.errors import MissingPackageError
+from regrad.core.extras import needed
 from regrad.v1 import dtypes
 from regrad.v1.errors import NoEffectWarning
 
@@ -74,7 +74,7 @@ def read_data_sets(
 ) -> Datasets:  # fmt: skip
     """Return scikit-learn's 1,797 digits, enlarged from 8×8 to 28×28 pixels, in the form of MNIST.
 
-    A warning says so once. 297 images are the test set. The validation set has 200 images, or
+    The first call warns that these are not MNIST. 297 images are the test set. The validation set has 200 images, or
     `validation_size` if it is smaller.
 
     Args:
@@ -102,13 +102,7 @@ def read_data_sets(
     >>> data.train.images.shape, data.validation.num_examples, data.test.labels.shape
     ((1300, 784), 200, (297, 10))
     """
-    try:
-        from sklearn.datasets import load_digits
-    except ImportError as error:
-        raise MissingPackageError(
-            "input_data.read_data_sets reads the digits of scikit-learn, which is not installed; "
-            "install it with: pip install scikit-learn"
-        ) from error
+    sklearn = needed("sklearn.datasets", "examples", "input_data.read_data_sets")
     if not _SAID:
         _SAID.append("digits")
         text = (
@@ -116,7 +110,7 @@ def read_data_sets(
             "enlarged to 28x28 pixels, not MNIST"
         )
         warn_caller(text, NoEffectWarning)
-    pixels, numbers = load_digits(return_X_y=True)
+    pixels, numbers = sklearn.load_digits(return_X_y=True)
     large = np.kron(pixels.reshape(-1, 8, 8), np.ones((3, 3)))
     images = np.pad(large, [(0, 0), (2, 2), (2, 2)])[..., np.newaxis] / 16
     images = images.reshape(-1, 784) if reshape else images

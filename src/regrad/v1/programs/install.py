@@ -35,7 +35,8 @@ class Names(ModuleType):
 
     def __init__(self, name: str, sources: list[Any]) -> None:
         super().__init__(name)
-        self.__path__: list[str] = []
+        self.__path__ = []
+        self.__file__ = sys.modules[__name__].__file__
         self._sources = sources
 
     def __getattr__(self, name: str) -> Any:

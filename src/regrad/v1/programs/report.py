@@ -17,7 +17,7 @@ __all__ = ["Report"]
 
 
 class Report:
-    """A context manager that prints, at its end, what a program used.
+    """A context manager that prints a report of a program at its end.
 
     The report lists the names of TensorFlow that the program read, the ops of all graphs by type,
     the overrides with the ops that they bound, and the differences from TensorFlow (the table in

@@ -105,7 +105,7 @@ class Archive:
             return {name: self._entry(name, self._infos[name]) for name in wanted}
 
     def _entry(self, name: str, info: zipfile.ZipInfo) -> Entry:
-        # An entry that is too large for the file is refused before anything is unpacked.
+        # regrad refuses an entry that is too large for the file before it unpacks anything.
         room = self._zip.start_dir - info.header_offset
         if info.compress_type not in METHODS:
             raise ValueError(f"{name!r} is compressed in a way that NumPy does not write")
