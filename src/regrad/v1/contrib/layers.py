@@ -254,7 +254,8 @@ def _weighted(
     dense = "connected" in name or name == "linear"
     result = (2, 4) if dense else (2, 6, 6, 4) if name == "conv2d" else (2, 12, 12, 4)
     fill_in(
-        layer, name, default=default, window="" if dense else WINDOW_TEXT, what="a linear function" if dense else "a convolution",
+        layer, name, default=default, window="" if dense else WINDOW_TEXT,
+        what="a linear function" if dense else "a convolution",
         example="tf.zeros([2, 3]), 4" if dense else
         f"tf.zeros([2, 6, 6, 3]), 4, 3{', 2' if 'transpose' in name else ''}",
         shown=f"{result} ['{default}/weights', '{default}/biases']",

@@ -74,8 +74,8 @@ def read_data_sets(
 ) -> Datasets:  # fmt: skip
     """Return scikit-learn's 1,797 digits, enlarged from 8×8 to 28×28 pixels, in the form of MNIST.
 
-    The first call warns that these are not MNIST. 297 images are the test set. The validation set has 200 images, or
-    `validation_size` if it is smaller.
+    The first call warns that these are not MNIST. 297 images are the test set. The validation set
+    has 200 images, or `validation_size` if it is smaller.
 
     Args:
         train_dir, fake_data, source_url: Without effect. Nothing is downloaded.
