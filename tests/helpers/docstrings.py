@@ -33,8 +33,7 @@ MODULES = [
 # The namespaces of `regrad.v1`; they are modules in which helpers lie as well.
 NAMESPACES = [
     "nn", "train", "layers", "losses", "image", "initializers", "linalg", "math", "random",
-    "spectral", "signal", "bitwise", "app", "contrib.framework", "contrib.layers",
-    "contrib.seq2seq", "metrics", "summary",
+    "spectral", "signal", "bitwise", "contrib.layers", "metrics", "summary",
 ]  # fmt: skip
 MODULES += [f"regrad.v1.{name}" for name in NAMESPACES]
 HELPERS = {"bessel", "channels_last", "fans", "sparse_cross_entropy", "to_first", "to_last"}

@@ -14,11 +14,11 @@ from regrad.v1.programs.report import Report
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run a program, whose `import tensorflow` gives regrad's names."""
+    """Run a program, whose `import tensorflow` imports regrad's names."""
     parser = argparse.ArgumentParser(
         prog="python -m regrad.v1",
-        description="Run a TensorFlow 1 program as it is. Its `import tensorflow` gives the names "
-        "of regrad.v1.",
+        description="Run a TensorFlow 1 program as it is. Its `import tensorflow` imports the "
+        "names of regrad.v1.",
     )
     parser.add_argument("--report", action="store_true", help="print what the program used")
     parser.add_argument("program", help="the file of the program")

@@ -27,29 +27,26 @@ class Flags:
     """
 
     def __init__(self) -> None:
-        self.__dict__.update(_parser=argparse.ArgumentParser(allow_abbrev=False), _rest=None)
+        parser = argparse.ArgumentParser(allow_abbrev=False)
+        self.__dict__.update(_parser=parser, _flag_names=set())
 
     def __call__(self, argv: Sequence[str] | None = None) -> list[str]:
         """Read the flags, and return the name of the program and the other arguments."""
         words = list(sys.argv if argv is None else argv)
         read, rest = self._parser.parse_known_args(words[1:])
         self.__dict__.update({k: v for k, v in vars(read).items() if k not in self.__dict__})
-        self.__dict__["_rest"] = [*words[:1], *rest]
-        return self._rest
+        return [*words[:1], *rest]
 
     _parse_flags = __call__
 
     def __getattr__(self, name: str) -> Any:
-        if name[:2] == "__" or (self._rest is not None and not self._is_new(name)):
-            hint = near(name, vars(self))
+        if name[:2] == "__" or name not in self._flag_names:
+            hint = near(name, self._flag_names)
             raise unknown(
                 f"no flag {name!r} is defined.{hint} Define it with tf.flags.DEFINE_…", self
             )
         self()
         return getattr(self, name)
-
-    def _is_new(self, name: str) -> bool:
-        return any(action.dest == name for action in self._parser._actions)
 
     def flag_values_dict(self) -> dict[str, Any]:
         """Return the values by name."""
@@ -87,6 +84,7 @@ def _definer(name: str, convert: Callable[[str], Any], example: str) -> Callable
         """
         setting: dict[str, Any] = {"type": convert, "default": default_value}
         dest = flag_name.replace("-", "_")
+        FLAGS._flag_names.add(dest)
         if convert is _boolean:
             setting |= {"nargs": "?", "const": True}
             FLAGS._parser.add_argument(f"--no{flag_name}", f"-no{flag_name}", dest=dest,

@@ -107,7 +107,7 @@ FINDER = Finder()
 
 
 def install() -> ExitStack:
-    """Let `import tensorflow` give the names of `regrad.v1`, in this process.
+    """Let `import tensorflow` import the names of `regrad.v1`, in this process.
 
     `python -m regrad.v1 program.py` does the same for a program as it is. Call `install` before the
     program imports TensorFlow. docs/tf1.md lists the modules.
@@ -138,7 +138,7 @@ def install() -> ExitStack:
 
 
 def uninstall() -> None:
-    """Undo `install`: a later `import tensorflow` gives TensorFlow itself, if it is installed.
+    """Undo `install`: a later `import tensorflow` imports TensorFlow itself, if it is installed.
 
     >>> import regrad.v1
     >>> _ = regrad.v1.install()

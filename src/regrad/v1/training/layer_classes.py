@@ -16,6 +16,10 @@ __all__ = ["Conv2D", "Dense"]
 class Layer:
     """The base class of layers: a function of `tf.layers` with its arguments except the inputs.
 
+    Args:
+        args, options: The arguments of the function, without `inputs` and `reuse`.
+        name: The name of the variable scope, as for the function.
+
     Source: `tf.layers.Layer`.
 
     >>> import regrad.v1 as tf
@@ -65,8 +69,11 @@ class Layer:
 class Dense(Layer):
     """A layer that calls `tf.layers.dense`. Its calls share the variables `kernel` and `bias`.
 
-    The arguments are the arguments of the function, without `inputs` and `reuse`. The attributes
-    `kernel` and `bias` exist after the first call.
+    The attributes `kernel` and `bias` exist after the first call.
+
+    Args:
+        args, options: The arguments of the function, without `inputs` and `reuse`.
+        name: The name of the variable scope, as for the function.
 
     Source: `tf.layers.Dense`.
 
@@ -84,6 +91,10 @@ class Dense(Layer):
 
 class Conv2D(Layer):
     """A layer that calls `tf.layers.conv2d`; see `tf.layers.Dense`.
+
+    Args:
+        args, options: The arguments of the function, without `inputs` and `reuse`.
+        name: The name of the variable scope, as for the function.
 
     Source: `tf.layers.Conv2D`.
 
