@@ -27,8 +27,8 @@ class Flags:
     """
 
     def __init__(self) -> None:
-        parser = argparse.ArgumentParser(allow_abbrev=False)
-        self.__dict__.update(_parser=parser, _flag_names=set())
+        self._parser = argparse.ArgumentParser(allow_abbrev=False)
+        self._flag_names: set[str] = set()
 
     def __call__(self, argv: Sequence[str] | None = None) -> list[str]:
         """Read the flags, and return the name of the program and the other arguments."""
