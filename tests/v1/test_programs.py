@@ -1,6 +1,8 @@
 """Programs of TensorFlow 1 as they are: their imports, flags, data and summaries; the report."""
 
 import os
+import re
+import subprocess
 import sys
 import types
 import warnings
@@ -259,6 +261,21 @@ def test_a_program_runs_with_its_arguments_and_a_report(clean, program, capsys):
     assert "difference: `tf.clip_by_value`: one `ClipByValue`" in text
     assert "tf.norm" not in text
     assert "tensorflow" not in sys.modules
+
+
+@pytest.mark.slow
+def test_the_program_of_the_page_prints_the_text_of_the_page(tmp_path):
+    page = (DOCS / "tf1.md").read_text(encoding="utf-8")
+    code, text = re.search(r"^```py\n(.*?)^```.*?^```text\n(.*?)^```", page, re.S | re.M).groups()
+    (tmp_path / "bnn.py").write_text(code)
+    command = [sys.executable, "-m", "regrad.v1", "--report", "bnn.py", "--steps=60"]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(
+        command, cwd=tmp_path, capture_output=True, text=True, env=environment, check=True
+    )
+    assert done.stdout.splitlines()[1:] == text.splitlines()[1:]
+    assert float(done.stdout.split()[1]) > 0.9
+    assert "NoEffectWarning: input_data.read_data_sets returns" in done.stderr
 
 
 def test_a_missing_program(capsys):
