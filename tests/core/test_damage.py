@@ -217,6 +217,15 @@ def test_numpy_reads_ours(tmp_path):
         assert listed(found) == listed(ARRAYS)
 
 
+def test_a_header_is_checked_before_it_is_used(tmp_path):
+    path = tmp_path / "a.npz"
+    with open(path, "wb") as file:
+        archives.write_arrays(file, {"w": np.ones(5000, np.float32)})  # more than one read
+    data = path.read_bytes()
+    path.write_bytes(data.replace(b"<f4", b"<i4"))
+    refused(lambda: READ["a.npz"](tmp_path), LOST, "CRC")
+
+
 BOMB = """
 import resource, sys
 sys.path[:0] = sys.argv[2:]

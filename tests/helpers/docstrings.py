@@ -19,6 +19,7 @@ from dataclasses import is_dataclass
 from functools import cache
 from importlib import import_module
 from importlib.util import module_from_spec, spec_from_file_location
+from operator import attrgetter
 from types import FunctionType, ModuleType
 from typing import Any, _GenericAlias  # pyright: ignore
 
@@ -32,7 +33,7 @@ MODULES = [
 # The namespaces of `regrad.v1`; they are modules in which helpers lie as well.
 NAMESPACES = [
     "nn", "train", "layers", "losses", "image", "initializers", "linalg", "math", "random",
-    "spectral", "signal", "bitwise",
+    "spectral", "signal", "bitwise", "contrib.layers", "metrics", "summary",
 ]  # fmt: skip
 MODULES += [f"regrad.v1.{name}" for name in NAMESPACES]
 HELPERS = {"bessel", "channels_last", "fans", "sparse_cross_entropy", "to_first", "to_last"}
@@ -84,10 +85,10 @@ def public(module: str) -> Iterator[tuple[str, Any]]:
 
 
 def _in_namespace(module: str) -> Iterator[tuple[str, Any]]:
-    found = getattr(import_module("regrad.v1"), module.rpartition(".")[2])
+    found = attrgetter(module.removeprefix("regrad.v1."))(import_module("regrad.v1"))
     for name, value in sorted(vars(found).items()):
         origin = getattr(value, "__module__", None) or ""
-        ours = origin.startswith(("regrad.v1.functions", "regrad.v1.training", "regrad.v1.train"))
+        ours = origin.startswith(("regrad.v1.functions", "regrad.v1.training", module))
         public = name not in HELPERS and not name.startswith("_")
         if ours and public and isinstance(value, type | FunctionType):
             yield f"{module}.{name}", value

@@ -434,3 +434,11 @@ def test_the_gradient_of_a_loop_sees_the_same_draws(session):
     for value, gradient, _ in got:
         near(value, gradient)
     assert len(set(np.concatenate([draws for *_, draws in got]).tolist())) == 5 * 4 * 6
+
+
+def test_losses_flatten_examples_of_another_rank(graph):
+    labels, logits = np.eye(3, dtype=np.float32)[[0, 2]], [[1.0, 2.0, 4.0], [0.5, 0.0, -1.0]]
+    function = tf.nn.softmax_cross_entropy_with_logits_v2
+    found, due = (function(labels=x, logits=logits) for x in ([labels], labels))
+    with tf.Session() as session:
+        np.testing.assert_array_equal(*session.run([found, due]))

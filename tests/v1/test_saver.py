@@ -118,6 +118,11 @@ def test_nothing_is_assigned_unless_all_fits(session, tmp_path):
         refused(lambda: other.run(good), tf.errors.FailedPreconditionError)
 
 
+def test_a_missing_folder_is_created(session, tmp_path):
+    path = tf.train.Saver().save(session, tmp_path / "new" / "model")
+    assert tf.train.latest_checkpoint(tmp_path / "new") == path
+
+
 def test_missing_files(session, tmp_path):
     assert tf.train.latest_checkpoint(str(tmp_path)) is None
     restore = lambda: tf.train.Saver().restore(session, str(tmp_path / "nothing"))  # noqa: E731
@@ -125,7 +130,7 @@ def test_missing_files(session, tmp_path):
 
 
 @pytest.mark.parametrize(("name", "options", "words"), [
-    ("missing/model", {}, "doesn't exist"), ("checkpoint", {}, "collides"),
+    ("missing/folder/model", {}, "doesn't exist"), ("checkpoint", {}, "collides"),
     ("model", {"latest_filename": "a/b"}, "path components"),
 ])  # fmt: skip
 def test_paths_that_are_refused(session, tmp_path, name, options, words):

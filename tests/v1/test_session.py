@@ -304,3 +304,19 @@ def test_a_graph_and_its_sessions_are_freed():
     del graph, session, v, dv
     gc.collect()
     assert [ref() for ref in gone] == [None, None]
+
+
+@pytest.mark.parametrize("jit", [False, True])
+def test_a_feed_has_the_sizes_of_the_placeholder_behind_it(graph, jit):
+    """TensorFlow programs feed `tf.placeholder(...) / 255`, and other ops read its sizes."""
+    x = tf.placeholder(tf.float32, [None, 4])
+    scaled = x / 2.0
+    y = tf.reshape(scaled, [-1, 2, 2])
+    dx = tf.gradients(tf.reduce_sum(y * y) / tf.cast(tf.shape(y)[0], tf.float32), scaled)[0]
+    with tf.Session(jit=jit) as session:
+        for n in (3, 5):
+            rows = np.arange(4.0 * n).reshape(n, 4)
+            shown = session.run([y, dx], {scaled: rows})
+            np.testing.assert_array_equal(shown[0], rows.reshape(-1, 2, 2))
+            np.testing.assert_allclose(shown[1], 2 * rows / n, rtol=1e-6)
+        refused(lambda: session.run([y, x], {scaled: rows}), tf.errors.InvalidArgumentError)

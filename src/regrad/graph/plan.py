@@ -111,8 +111,12 @@ class Arena(dict[int, Any]):
         return array
 
 
-def needed(targets: Iterable[Node], fed: set[int]) -> list[Node]:
-    """Return the nodes that must run for the targets, in order. Feeds need no computation."""
+def needed(targets: Iterable[Node], fed: set[int], measured: Iterable[Symbol] = ()) -> list[Node]:
+    """Return the nodes that must run for the targets, in order. Feeds need no computation.
+
+    The nodes of `measured` need not run for the sizes of these symbols.
+    """
+    known = fed.union(s.id for s in measured)
     seen: set[int] = set()
     found: list[Node] = []
     stack = list(targets)
@@ -124,8 +128,27 @@ def needed(targets: Iterable[Node], fed: set[int]) -> list[Node]:
         found.append(node)
         stack += node.control
         # (`sized` are symbols whose shape the attributes need; a feed has a shape, too)
-        stack += [s.node for s in (*node.sources(), *node.sized) if s.id not in fed]
+        stack += [s.node for s in node.sources() if s.id not in fed]
+        stack += [s.node for s in node.sized if s.id not in known]
     return sorted(found, key=lambda node: node.number)
+
+
+def _measured(feeds: Sequence[Symbol], fed: set[int]) -> dict[Symbol, list[Any]]:
+    """Return the symbols whose sizes the feeds have too, with the axes: (feed, axis), or a size.
+
+    A feed `x / 255` of unknown batch size has the batch size of the placeholder x.
+    """
+    found: dict[Symbol, list[Any]] = {}
+    for n, feed in enumerate(feeds):
+        for axis, size in enumerate(feed.shape if isinstance(feed.shape, tuple) else ()):
+            source = size.args[0] if isinstance(size, dims.Dim) and size.key[0] == "size" else None
+            if (
+                isinstance(source, Symbol)
+                and source.id not in fed
+                and source.dtype.kind not in "iu"
+            ):
+                found.setdefault(source, list(source.shape))[size.key[2]] = (n, axis)
+    return {s: axes for s, axes in found.items() if not any(isinstance(a, dims.Dim) for a in axes)}
 
 
 def at_node(error: Exception, node: Node, values: Sequence[Any]) -> Exception:
@@ -147,7 +170,12 @@ class GraphPlan:
     def __init__(self, fetches: Sequence[Symbol], targets: Sequence[Node], feeds: Sequence[Symbol]):
         fed = {s.id for s in feeds}
         wanted = [s.node for s in fetches if s.id not in fed]
-        self.nodes: list[Node] = needed([*wanted, *targets], fed)
+        measured = _measured(feeds, fed)
+        self.nodes: list[Node] = needed([*wanted, *targets], fed, measured)
+        sized = {s for node in self.nodes for s in node.sized if s.node not in self.nodes}
+        self.shapes: dict[Symbol, list[Any]] = {s: measured[s] for s in measured if s in sized}
+        feeds = [*feeds, *self.shapes]
+        fed = {s.id for s in feeds}
         unfed = [n for n in self.nodes if n.op is PLACEHOLDER and n.outputs not in fed]
         self.unfed: Node | None = unfed[0] if unfed else None
         self.feeds: list[Symbol] = list(feeds)
@@ -163,7 +191,15 @@ class GraphPlan:
         self._arenas: list[Arena] = []  # free arenas; each run uses one exclusively
         self.function: Callable[..., Any] = writer.function()
 
+    def with_shapes(self, values: Sequence[Any]) -> Sequence[Any]:
+        """Return the fed values, and arrays without elements in memory for `_measured` symbols."""
+        for symbol, axes in self.shapes.items():
+            shape = [values[a[0]].shape[a[1]] if isinstance(a, tuple) else a for a in axes]
+            values = [*values, np.broadcast_to(np.zeros((), symbol.dtype), shape)]
+        return values
+
     def __call__(self, values: Sequence[Any], run: PlanRun) -> list[Any]:
+        values = self.with_shapes(values)
         try:
             arena = self._arenas.pop()
         except IndexError:  # this is the first run, or other runs use all arenas

@@ -19,10 +19,14 @@ import sys
 from types import ModuleType
 
 from regrad.core.signatures import answer_in as _answer_in
+from regrad.v1 import app as app
 from regrad.v1 import array_grad as array_grad
+from regrad.v1 import contrib as contrib
 from regrad.v1 import errors as errors
 from regrad.v1 import math_grad as math_grad
+from regrad.v1 import metrics as metrics
 from regrad.v1 import nn_grad as nn_grad
+from regrad.v1 import summary as summary
 from regrad.v1 import train as train
 from regrad.v1 import uncovered
 from regrad.v1.dtypes import *
@@ -33,6 +37,8 @@ from regrad.v1.functions import losses as losses
 from regrad.v1.functions import nn as nn
 from regrad.v1.functions import operators as _operators  # noqa: F401 (sets operators)
 from regrad.v1.functions.arrays import *
+from regrad.v1.functions.blocks import *
+from regrad.v1.functions.checks import *
 from regrad.v1.functions.clipping import *
 from regrad.v1.functions.creation import *
 from regrad.v1.functions.indexing import *
@@ -41,6 +47,7 @@ from regrad.v1.functions.loops import *
 from regrad.v1.functions.math import *
 from regrad.v1.functions.random_ops import *
 from regrad.v1.functions.reductions import *
+from regrad.v1.functions.scatter import *
 from regrad.v1.graph import control
 from regrad.v1.graph.control import *
 from regrad.v1.graph.conversion import *
@@ -53,8 +60,12 @@ from regrad.v1.graph.tensors import *
 from regrad.v1.graph.tracing import *
 from regrad.v1.graph.variables import *
 from regrad.v1.namespaces import *
+from regrad.v1.programs import digits as _digits  # noqa: F401
+from regrad.v1.programs import inside as _inside  # noqa: F401
+from regrad.v1.programs.install import *
 from regrad.v1.run.session import *
 from regrad.v1.training import initializers as initializers
+from regrad.v1.training import layer_classes as _classes
 from regrad.v1.training import layers as layers
 from regrad.v1.training.initializers import *
 from regrad.v1.training.variable_scopes import *
@@ -65,6 +76,9 @@ newaxis = None
 diag, diag_part = matrices.tensor_diag, matrices.tensor_diag_part
 NoGradient = no_gradient = NotDifferentiable
 mul, sub, neg = multiply, subtract, negative
+pack, unpack = stack, unstack
+flags = app.flags
+layers.__dict__.update(Conv2D=_classes.Conv2D, Dense=_classes.Dense, Layer=_classes.Layer)
 arg_max, arg_min = argmax, argmin
 
 compat: ModuleType = sys.modules[__name__]
@@ -72,7 +86,11 @@ v1: ModuleType = sys.modules[__name__]  # tf.compat.v1
 __version__ = "1.15"
 
 
-for _module in (image, initializers, layers, losses, linalg, math, nn, random, train, v1):
+for _module in (
+    app, contrib, contrib.framework, contrib.layers, contrib.seq2seq, flags, image, initializers,
+    layers, losses, linalg, math, metrics, nn, random, summary, train, v1,
+):  # fmt: skip
     _label = _module.__name__.rpartition(".")[2].removeprefix("v1")
+    _label = f"contrib.{_label}" if ".contrib." in _module.__name__ else _label
     _answer_in(_module, _WRITTEN_OUT)
     uncovered.refuse_in(_module, f"tf.{_label}".rstrip("."))

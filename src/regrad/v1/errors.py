@@ -71,6 +71,14 @@ class ClosedError(RegradError, RuntimeError):
     """The session is closed, or its graph is empty."""
 
 
+class NoEffectWarning(UserWarning):
+    """A part of a TensorFlow 1 program runs, and has no effect or another effect."""
+
+
+class InstallError(RegradError, ImportError):
+    """The names of TensorFlow cannot be installed, or a module of TensorFlow is not covered."""
+
+
 def unfed(node: Node) -> InvalidArgumentError:
     """Return the error for a placeholder without a value."""
     symbol = node.symbols[0]

@@ -20,6 +20,7 @@ from regrad.graph.deferred import deferrable
 from regrad.shapes.sizes import differ
 from regrad.shapes.table import shape_of as shape_form
 from regrad.v1.functions import random_ops
+from regrad.v1.functions.conv_gradients import *
 from regrad.v1.functions.convolution import *
 from regrad.v1.functions.convolution import channels_last, to_first, to_last
 from regrad.v1.functions.math import sigmoid as sigmoid
@@ -247,6 +248,8 @@ def _cross_entropy(labels: rg.Tensor, logits: rg.Tensor, axis: int, fixed: bool)
         labels = rg.astype(labels, logits.dtype)
     if fixed:
         labels = rg.stop_gradient(labels)
+    if labels.ndim != logits.ndim:  # TensorFlow flattens the axes of examples
+        labels = rg.reshape(labels, logits.shape)
     labels, logits = alike("softmax_cross_entropy_with_logits", labels, logits)
     if axis != -1:
         labels, logits = rg.moveaxis(labels, axis, -1), rg.moveaxis(logits, axis, -1)

@@ -4,6 +4,7 @@ from typing import Any, NamedTuple
 
 import regrad as rg
 from regrad.core.op import TensorLike
+from regrad.v1.functions.conv_gradients import *
 from regrad.v1.functions.convolution import *
 from regrad.v1.functions.math import sigmoid as sigmoid
 from regrad.v1.functions.math import tanh as tanh

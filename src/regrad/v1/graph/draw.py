@@ -55,11 +55,10 @@ def _select(graph: OpGraph, of: Sequence[Node] | None) -> list[Node]:
 HEADER = ("name", "type", "output", "rule")
 
 
-def summary(graph: OpGraph, limit: int | None = None, of: Sequence[Node] | None = None) -> str:
+def summary(graph: OpGraph, of: Sequence[Node] | None = None) -> str:
     """Return a table of the ops: name, type, dtype and shape of the output, and rule.
 
     Args:
-        limit: The number of ops to list, by default all.
         of: Tensors or ops. Only the ops that they need are listed.
 
     Rules that a `gradient_override_map` set are marked with `*`. Control characters in names are
@@ -77,12 +76,9 @@ def summary(graph: OpGraph, limit: int | None = None, of: Sequence[Node] | None 
     2 ops, 1 overridden (*)
     """
     nodes = _select(graph, of)
-    listed = nodes if limit is None else nodes[:limit]
-    rows = [HEADER, *map(_row, listed)]
+    rows = [HEADER, *map(_row, nodes)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
-    if len(nodes) > len(listed):
-        lines.append(f"… {len(nodes) - len(listed)} more")
     count = sum(map(is_overridden, nodes))
     lines.append(f"{len(nodes)} ops, {count} overridden (*)")
     return "\n".join(lines)
@@ -126,34 +122,30 @@ def draw(graph: OpGraph, of: Sequence[Node] | None = None, initializers: bool = 
     )
 
 
-def to_dot(graph: OpGraph, of: Sequence[Node] | None = None, rankdir: str = "TB") -> str:
+def to_dot(graph: OpGraph, of: Sequence[Node] | None = None) -> str:
     """Return the source of a picture of the graph for the program `dot`, with all scopes open.
 
     Args:
         of: Tensors or ops. Only the ops that they need are drawn, by default all ops.
-        rankdir: The direction of edges: `"TB"` down, `"BT"` up, `"LR"` right, `"RL"` left.
 
     See `draw` for the contents. Control dependencies are dashed.
     """
-    return draw(graph, of, initializers=True).dot(rankdir)
+    return draw(graph, of, initializers=True).dot()
 
 
 def to_svg(
-    graph: OpGraph, path: str | os.PathLike[str] | None = None, of: Sequence[Node] | None = None,
-    rankdir: str = "TB", depth: int | None = None,
-) -> str:  # fmt: skip
+    graph: OpGraph, path: str | os.PathLike[str] | None = None, of: Sequence[Node] | None = None
+) -> str:
     """Return the picture of `draw` as SVG, and write it to `path` if the caller passes one.
 
     Args:
         path: A file to write. The file is replaced atomically.
         of: Tensors or ops. Only the ops that they need are drawn, by default all but initializers.
-        rankdir: See `to_dot`.
-        depth: The number of levels of open scopes. By default as many as keep the picture legible.
 
     Raises ImportError, which names the package to install, if the package `graphviz` or the program
     `dot` is missing.
     """
-    return draw(graph, of).svg(path, depth=depth, rankdir=rankdir)
+    return draw(graph, of).svg(path)
 
 
 def _without_initializers(nodes: Sequence[Node]) -> list[Node]:

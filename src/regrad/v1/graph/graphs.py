@@ -37,6 +37,9 @@ __all__ = [
 # modules `tensors` and `conversion` fill the dict.
 FACES: dict[type, Callable[..., Any]] = {}
 
+# Functions that get each new graph.
+MADE: list[Callable[[Any], None]] = []
+
 # Names of rules, or rule functions, by op type.
 OpTypeMap = Mapping[str, str | Callable[..., Any]]
 
@@ -62,6 +65,8 @@ class Graph(engine.OpGraph):
         self.scope_counts: dict[str, int] = {}
         self.variables_by_name: dict[str, Any] = {}
         self._collections: dict[Any, list[Any]] = {}
+        for tell in MADE:
+            tell(self)
 
     @block
     def as_default(self) -> Generator[Graph]:
@@ -159,24 +164,21 @@ class Graph(engine.OpGraph):
 
     # -- seeing it -------------------------------------------------------------------------------
 
-    def summary(self, limit: int | None = None, of: TensorLike = None) -> str:
+    def summary(self, of: TensorLike = None) -> str:
         """Return a table of the ops and their rules; see `regrad.v1.graph.draw.summary`."""
-        return draw.summary(self, limit, nodes_of(of))
+        return draw.summary(self, nodes_of(of))
 
-    def to_dot(self, of: TensorLike = None, rankdir: str = "TB") -> str:
+    def to_dot(self, of: TensorLike = None) -> str:
         """Return the graph in Graphviz's language; see `regrad.v1.graph.draw.to_dot`."""
-        return draw.to_dot(self, nodes_of(of), rankdir)
+        return draw.to_dot(self, nodes_of(of))
 
     def draw(self, of: TensorLike = None, initializers: bool = False) -> Drawing:
         """Return the graph as an interactive picture; see `regrad.v1.graph.draw.draw`."""
         return draw.draw(self, nodes_of(of), initializers)
 
-    def to_svg(
-        self, path: str | os.PathLike[str] | None = None, of: TensorLike = None,
-        rankdir: str = "TB", depth: int | None = None,
-    ) -> str:  # fmt: skip
+    def to_svg(self, path: str | os.PathLike[str] | None = None, of: TensorLike = None) -> str:
         """Return the graph as a picture that Graphviz draws; see `regrad.v1.graph.draw.to_svg`."""
-        return draw.to_svg(self, path, nodes_of(of), rankdir, depth)
+        return draw.to_svg(self, path, nodes_of(of))
 
     def _repr_svg_(self) -> str | None:
         return self.draw()._repr_svg_()
@@ -602,3 +604,4 @@ class GraphKeys:
     WEIGHTS = "weights"
     BIASES = "biases"
     ACTIVATIONS = "activations"
+    METRIC_VARIABLES = "metric_variables"

@@ -74,6 +74,7 @@ class CompiledPlan(GraphPlan):
 
     def __call__(self, values: Sequence[Any], run: PlanRun) -> list[Any]:
         self._admit()
+        values = self.with_shapes(values)
         if self.traces >= KEPT:
             self._begin()
         # 64-bit integers stay exact in every mode of JAX. `_admit` checks 64-bit floats.

@@ -237,7 +237,7 @@ def find_touched(nodes: Iterable[Node]) -> Touched:
         attrs = node.attrs
         if node.op.stateful and ("key" in attrs or "keys" in attrs):
             keys = attrs["keys"] if "keys" in attrs else [attrs["key"]]
-            writes = node.op.type.startswith(("Assign", "Apply"))
+            writes = node.op.type.startswith(("Assign", "Apply", "ScatterUpdate"))
             (found.written if writes else found.read).update(keys)
             if writes and attrs.get("shape", ()) is None:
                 found.resized.update(keys)

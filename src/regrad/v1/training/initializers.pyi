@@ -8,6 +8,7 @@ from regrad.v1 import dtypes
 from regrad.v1.graph.static_shapes import ShapeLike
 from regrad.v1.graph.tensors import Tensor
 
+TRUNCATED_STDDEV: float
 _Shape: TypeAlias = tuple[int, ...]
 
 class Initializer:

@@ -15,7 +15,8 @@ import threading
 import time
 import zlib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -48,12 +49,11 @@ class MissingCheckpointError(errors.NotFoundError, GraphError):
 
 def _open(path: PathLike) -> Archive:
     path = os.fspath(path)
-    with contextlib.suppress(FileNotFoundError):  # another process may delete it now
-        if checkpoint_exists(path):
-            return Archive(path + SUFFIX)
-    raise MissingCheckpointError(
-        f"The passed save_path is not a valid checkpoint: {path} (there is no file {path}{SUFFIX})"
-    )
+    try:
+        return Archive(path + SUFFIX)
+    except FileNotFoundError:
+        text = f"The passed save_path is not a valid checkpoint: {path} (no file {path}{SUFFIX})"
+        raise MissingCheckpointError(text) from None
 
 
 def checkpoint_exists(checkpoint_prefix: PathLike) -> bool:
@@ -163,15 +163,13 @@ def update_checkpoint_state(
     folder = os.fspath(save_dir)
     if latest not in paths:
         paths.append(latest)
-    if outside := [os.fspath(path) for path in paths if not _is_within(path, folder)]:
-        raise GraphError(
-            f"update_checkpoint_state: {outside[0]!r} is not in the folder {folder!r}; pass the "
-            "folder that contains the checkpoints"
-        )
-    lines = [f"model_checkpoint_path: {_quote(latest, folder)}"]
-    lines += [f"all_model_checkpoint_paths: {_quote(path, folder)}" for path in paths]
-    text = "\n".join(lines) + "\n"
-    text = f"{_seal(text)}\n{text}"
+    lines = []
+    for key, path in [(KEYS[0], latest), *((KEYS[1], os.fspath(path)) for path in paths)]:
+        if not _is_within(path, folder):
+            text = f"{path!r} is not in the folder {folder!r}; pass the folder of the checkpoints"
+            raise GraphError(f"update_checkpoint_state: {text}")
+        lines.append(f"{key}: {json.dumps(os.path.relpath(path, folder or '.'))}\n")
+    text = "".join([_seal("".join(lines)), "\n", *lines])
     state = os.path.join(folder, latest_filename or "checkpoint")
     replace_file(state, lambda file: file.write(text.encode()))
 
@@ -181,16 +179,11 @@ def _seal(text: str) -> str:
     return f"# crc32: {zlib.crc32(text.encode()):08x}"
 
 
-def _quote(path: PathLike, folder: str) -> str:
-    return json.dumps(os.path.relpath(os.fspath(path), folder or "."))
-
-
 def _is_within(path: PathLike, folder: str) -> bool:
     """Return whether a checkpoint is in a folder or below it, after resolving links."""
     inner, outer = os.path.realpath(os.path.dirname(path)), os.path.realpath(folder)
-    return os.path.basename(path) not in ("", ".", "..") and (
-        os.path.commonpath([inner, outer]) == outer
-    )
+    named = os.path.basename(path) not in ("", ".", "..")
+    return named and os.path.commonpath([inner, outer]) == outer
 
 
 def get_checkpoint_state(
@@ -225,30 +218,25 @@ def get_checkpoint_state(
     if not os.path.exists(state):
         return None
     with reading(state, "file that names checkpoints", errors.DataLossError):
-        with open(state, "rb") as file:
-            text = file.read().decode()
+        text = Path(state).read_bytes().decode()
         if text.startswith("#"):  # TensorFlow writes no comments
             first, _, text = text.partition("\n")
             if first != _seal(text):
                 raise ValueError("its text does not match its checksum")
-        found = list(_entries(text, folder))
-        latest, every = [[path for key, path in found if key == wanted] for wanted in KEYS]
+        found: dict[str, list[str]] = {key: [] for key in KEYS}
+        for line in text.splitlines():
+            match = LINE.fullmatch(line)
+            if match is None:
+                raise ValueError(f"it has the line {line!r:.60}")
+            if match[1] in KEYS:
+                path = os.path.join(folder, json.loads(match[2]))
+                if "\0" in path or not _is_within(path, folder):
+                    raise ValueError(f"it names {path!r:.200}, which is not in the folder")
+                found[match[1]].append(path)
+        latest, every = found.values()
         if len(latest) != 1 or (every and latest[0] not in every):
             raise ValueError(f"it names {latest} as the latest checkpoint of {every}")
     return CheckpointState(latest[0], every)
-
-
-def _entries(text: str, folder: str) -> Iterator[tuple[str, str]]:
-    """Yield the keys and paths in the text of a state file."""
-    for line in text.splitlines():
-        match = LINE.fullmatch(line)
-        if match is None:
-            raise ValueError(f"it has the line {line!r:.60}")
-        if match[1] in KEYS:
-            path = os.path.join(folder, json.loads(match[2]))
-            if "\0" in path or not _is_within(path, folder):
-                raise ValueError(f"it names {path!r:.200}, which is not in the folder")
-            yield match[1], path
 
 
 def latest_checkpoint(checkpoint_dir: PathLike, latest_filename: str | None = None) -> str | None:
@@ -276,9 +264,8 @@ def latest_checkpoint(checkpoint_dir: PathLike, latest_filename: str | None = No
     True
     """
     state = get_checkpoint_state(checkpoint_dir, latest_filename)
-    if state is None or not checkpoint_exists(state.model_checkpoint_path):
-        return None
-    return state.model_checkpoint_path
+    path = state and state.model_checkpoint_path
+    return path if path and checkpoint_exists(path) else None
 
 
 # -- looking into a checkpoint --------------------------------------------------------------------
@@ -287,8 +274,8 @@ def latest_checkpoint(checkpoint_dir: PathLike, latest_filename: str | None = No
 class CheckpointReader:
     """The variables in a checkpoint, by name.
 
-    The reader reads only the requested variables. If the checkpoint is replaced or deleted later,
-    the reader still reads the old file.
+    The reader checks the whole file, and keeps only the requested variables in memory. If the
+    checkpoint is replaced or deleted later, the reader still reads the old file.
 
     Args:
         filepattern: The path that `Saver.save` returned. A path without a checkpoint raises
@@ -318,9 +305,8 @@ class CheckpointReader:
     def get_tensor(self, tensor_name: str) -> np.ndarray:
         """Return the value of a variable. Raises `tf.errors.NotFoundError` for an unknown name."""
         if tensor_name not in self._entries:
-            raise errors.NotFoundError(
-                f"Key {tensor_name!r} not found in checkpoint; it has {_names(self._entries)}"
-            )
+            text = f"Key {tensor_name!r} not found in checkpoint; it has {_names(self._entries)}"
+            raise errors.NotFoundError(text)
         return self._archive.arrays({tensor_name: self._entries[tensor_name]})[tensor_name]
 
     def get_variable_to_shape_map(self) -> dict[str, list[int]]:
@@ -360,12 +346,11 @@ def load_checkpoint(ckpt_dir_or_file: PathLike) -> CheckpointReader:
     >>> reader.has_tensor("v"), reader.has_tensor("w")
     (True, False)
     """
-    path: str | None = os.fspath(ckpt_dir_or_file)
-    if os.path.isdir(path):
-        path = latest_checkpoint(folder := path)
-        if path is None:
-            raise MissingCheckpointError(f"no checkpoint was saved in the folder {folder!r}")
-    return CheckpointReader(path)
+    path = os.fspath(ckpt_dir_or_file)
+    found = latest_checkpoint(path) if os.path.isdir(path) else path
+    if found is None:
+        raise MissingCheckpointError(f"no checkpoint was saved in the folder {path!r}")
+    return CheckpointReader(found)
 
 
 def list_variables(ckpt_dir_or_file: PathLike) -> list[tuple[str, list[int]]]:
@@ -491,8 +476,7 @@ class Saver:
         """Choose the variables to save."""
         if self._variables is not None:
             return
-        listed = global_variables() if self._var_list is None else self._var_list
-        self._variables = _by_name(listed)
+        self._variables = _by_name(self._var_list)
         if not self._variables and not self._allow_empty:
             raise GraphError("No variables to save")
 
@@ -510,8 +494,9 @@ class Saver:
         is a symbolic link, the target of the link is replaced. `save` deletes checkpoints beyond
         `max_to_keep`, the oldest first.
 
-        Raises FailedPreconditionError for a variable without a value, and ValueError if the folder
-        does not exist.
+        `save` creates the folder of the path if only the folder itself is missing, as in
+        TensorFlow. Raises FailedPreconditionError for a variable without a value, and ValueError if
+        the parent of the folder does not exist.
         """
         path = os.fspath(save_path)
         state = latest_filename or "checkpoint"
@@ -520,6 +505,7 @@ class Saver:
             step = int(sess.run(global_step) if is_tensor(global_step) else global_step)
             path = f"{path}-{step:08d}" if self._pad else f"{path}-{step}"
         values = self._values(sess)
+        os.makedirs(folder or ".", exist_ok=True)
         replace_file(path + SUFFIX, lambda file: write_arrays(file, values))
         with self._lock:  # threads may share a Saver
             self._keep_latest(path)
@@ -532,10 +518,9 @@ class Saver:
         variables = self._check_session(sess)
         names = [v.op.name for v in variables.values()]
         if unset := [name for name in names if name not in sess._variables]:
-            raise errors.FailedPreconditionError(
-                f"Attempting to use uninitialized value {', '.join(unset)}: run "
-                "tf.global_variables_initializer() in this session before it is saved"
-            )
+            text = "run tf.global_variables_initializer() in this session before it is saved"
+            unset = f"Attempting to use uninitialized value {', '.join(unset)}: {text}"
+            raise errors.FailedPreconditionError(unset)
         return dict(zip(variables, sess._snapshot(names), strict=True))
 
     def _check_session(self, sess: Session) -> dict[str, Variable]:
@@ -546,17 +531,14 @@ class Saver:
             raise errors.ClosedError("Attempted to use a closed Session.")
         if self._variables is None:
             raise GraphError("the Saver was made with defer_build=True: call build() first")
-        if strange := [v.name for v in self._variables.values() if v.graph is not sess.graph]:
-            raise GraphError(
-                f"the Saver's variables {', '.join(strange)} belong to another graph than the "
-                "session"
-            )
+        strange = ", ".join(v.name for v in self._variables.values() if v.graph is not sess.graph)
+        if strange:
+            raise GraphError(f"the session has another graph than the Saver's variables {strange}")
         return self._variables
 
     def _keep_latest(self, path: str) -> None:
         """Append a path, and delete the oldest checkpoints beyond `max_to_keep`."""
-        self._kept = [(p, t) for p, t in self._kept if p != path]
-        self._kept.append((path, time.time()))
+        self._kept = [*[(p, t) for p, t in self._kept if p != path], (path, time.time())]
         while self._keep and len(self._kept) > self._keep:
             oldest, saved = self._kept.pop(0)
             if saved > self._next_kept:
@@ -597,11 +579,11 @@ class Saver:
         with _open(save_path) as archive:
             if missing := [name for name in variables if name not in archive]:
                 present = archive.entries()  # raises if the names are damaged
-                raise errors.NotFoundError(
-                    f"Key {_names(missing)} not found in checkpoint {os.fspath(save_path)}, which "
-                    f"has {_names(present)}. Give Saver the variables that it has, or a dict of "
-                    "its names to variables."
+                text = (
+                    f"Key {_names(missing)} not found in checkpoint {os.fspath(save_path)}, which"
                 )
+                hint = "Give Saver its variables, or a dict of its names to variables."
+                raise errors.NotFoundError(f"{text} has {_names(present)}. {hint}")
             entries = archive.entries(variables)
             shapes = {name: self._shape(name, v, entries[name]) for name, v in variables.items()}
             arrays = archive.arrays(entries)  # no array is larger than its variable
@@ -612,23 +594,23 @@ class Saver:
         """Return the shape of an entry's array for a variable. Raises if it does not fit."""
         expected = variable.dtype.base_dtype
         if expected != entry.dtype:
-            raise errors.InvalidArgumentError(
-                f"{name!r} was saved as {entry.dtype}, and the variable {variable.name!r} is "
-                f"{expected.name}"
-            )
+            text = f"the variable {variable.name!r} is {expected.name}"
+            raise errors.InvalidArgumentError(f"{name!r} was saved as {entry.dtype}, and {text}")
         if variable.shape.is_compatible_with(entry.shape):
             return entry.shape
         if self._reshape and variable.shape.num_elements() == math.prod(entry.shape):
             sizes: Any = variable.shape.as_list()
             return tuple(sizes)
+        text = f"the shape {entry.shape}, and the variable {variable.name!r} has {variable.shape}"
         raise errors.InvalidArgumentError(
-            f"Assign requires shapes of both tensors to match: {name!r} was saved with the shape "
-            f"{entry.shape}, and the variable {variable.name!r} has {variable.shape}"
+            f"Assign requires shapes of both tensors to match: {name!r} was saved with {text}"
         )
 
 
 def _by_name(listed: Any) -> dict[str, Variable]:
     """Return variables by their names in a checkpoint."""
+    if listed is None:
+        listed = global_variables()
     if isinstance(listed, Mapping):
         return {str(name): variable_of(v) for name, v in listed.items()}
     if isinstance(listed, Variable) or not isinstance(listed, Iterable):
@@ -641,7 +623,7 @@ def _by_name(listed: Any) -> dict[str, Variable]:
 
 
 def _check_folder(path: str, state: str) -> str:
-    """Return the folder of a path. Raises if it does not exist, or if file names collide."""
+    """Return the folder of a path. Raises if its parent is missing, or if file names collide."""
     folder, file = os.path.split(path)
     if os.path.split(state)[0]:
         raise GraphError(f"'latest_filename' must not contain path components: {state!r}")
@@ -649,6 +631,6 @@ def _check_folder(path: str, state: str) -> str:
         raise GraphError(f"'latest_filename' collides with 'save_path': {state!r} and {path!r}")
     if not file:
         raise GraphError(f"save_path must name a file, not only the folder {path!r}")
-    if not os.path.isdir(folder or "."):
+    if not os.path.isdir(os.path.dirname(os.path.abspath(folder))):
         raise GraphError(f"Parent directory of {path} doesn't exist, can't save.")
     return folder

@@ -1,0 +1,194 @@
+"""Checks of values in a run: `tf.assert_equal`, `tf.check_numerics` and similar functions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from regrad.core.dims import UnknownRank
+from regrad.core.tensor import TensorLike
+from regrad.errors import ShapeError
+from regrad.v1.functions import math
+from regrad.v1.functions.arrays import identity, rank
+from regrad.v1.functions.reductions import reduce_all
+from regrad.v1.graph.control import no_op
+from regrad.v1.graph.conversion import convert_to_tensor, same_dtype
+from regrad.v1.graph.graphs import control_dependencies, name_scope
+from regrad.v1.graph.python_ops import Assert
+from regrad.v1.graph.row_docs import fill_in
+from regrad.v1.graph.tensors import Operation
+
+__all__ = [
+    "assert_equal", "assert_greater", "assert_greater_equal", "assert_less", "assert_less_equal",
+    "assert_negative", "assert_non_negative", "assert_non_positive", "assert_none_equal",
+    "assert_positive", "assert_rank", "assert_rank_at_least", "check_numerics",
+]  # fmt: skip
+
+
+def _check(
+    name: str | None, words: str, holds: Callable[[Any, Any], Any], x: Any, y: Any, data: Any,
+    summarize: int | None, message: str | None,
+) -> Operation:  # fmt: skip
+    """Return an op that raises in the run unless a comparison holds for all elements."""
+    with name_scope(name, words):
+        x, y = same_dtype(words, x, y)
+        shown = [
+            message or "",
+            f"Condition x {words.removeprefix('assert_')} y did not hold:",
+            x,
+            y,
+        ]
+        return Assert(reduce_all(holds(x, y)), data or shown, summarize)
+
+
+def _comparison(name: str, holds: Callable[[Any, Any], Any], what: str, shown: str) -> Any:
+    def check(
+        x: TensorLike, y: TensorLike, data: Any = None, summarize: int | None = None,
+        message: str | None = None, name: str | None = None,
+    ) -> Operation:  # fmt: skip
+        """Return an op that raises in the run unless all elements of x {what} the elements of y.
+
+        Make the ops that rely on it in `with tf.control_dependencies([tf.{name}(…)])`.
+
+        Args:
+            x, y: Tensors or arrays, or numbers. Shapes broadcast.
+            data: Tensors that the error shows, by default x and y.
+            summarize: The number of elements to show of each tensor, by default 3.
+            message: The first words of the error.
+
+        Returns:
+            The Operation.
+
+        Raises:
+            InvalidArgumentError: in the run, the condition does not hold.
+
+        Op type: `Assert`. Source: `tf.{name}`.
+
+        >>> import regrad.v1 as tf
+        >>> with tf.Graph().as_default(), tf.Session() as sess:
+        ...     print(sess.run(tf.{name}(tf.constant({shown}), 2)))
+        None
+        """
+        return _check(name, label, holds, x, y, data, summarize, message)
+
+    label = name
+    return fill_in(check, name, what=what, shown=shown)
+
+
+def _sign(name: str, holds: Callable[[Any, Any], Any], what: str, shown: str) -> Any:
+    def check(
+        x: TensorLike, data: Any = None, summarize: int | None = None, message: str | None = None,
+        name: str | None = None,
+    ) -> Operation:  # fmt: skip
+        """Return an op that raises in the run unless all elements of x are {what}.
+
+        Args:
+            x: A tensor or array, or a number.
+            data: Tensors that the error shows, by default x and 0.
+            summarize: The number of elements to show of each tensor, by default 3.
+            message: The first words of the error.
+
+        Returns:
+            The Operation.
+
+        Raises:
+            InvalidArgumentError: in the run, the condition does not hold.
+
+        Op type: `Assert`. Source: `tf.{name}`.
+
+        >>> import regrad.v1 as tf
+        >>> with tf.Graph().as_default(), tf.Session() as sess:
+        ...     print(sess.run(tf.{name}(tf.constant({shown}))))
+        None
+        """
+        return _check(name, label, holds, x, 0, data, summarize, message)
+
+    label = name
+    return fill_in(check, name, what=what, shown=shown)
+
+
+def _ranked(name: str, holds: Callable[[Any, Any], Any], what: str) -> Any:
+    def check(
+        x: TensorLike, rank: TensorLike, data: Any = None, summarize: int | None = None,
+        message: str | None = None, name: str | None = None,
+    ) -> Operation:  # fmt: skip
+        """Return an op that raises unless the number of axes of x is {what}.
+
+        Args:
+            x: A tensor or array.
+            rank: The number of axes.
+            data: Tensors that the error shows.
+            summarize: The number of elements to show of each tensor, by default 3.
+            message: The first words of the error.
+
+        Returns:
+            The Operation.
+
+        Raises:
+            ShapeError: the static shape has another rank. The error is a ValueError.
+            InvalidArgumentError: in the run, the rank differs.
+
+        Source: `tf.{name}`.
+
+        >>> import regrad.v1 as tf
+        >>> with tf.Graph().as_default():
+        ...     print(tf.{name}(tf.zeros([2, 3]), 2).type)
+        NoOp
+        """
+        x = convert_to_tensor(x)
+        shape = x._symbol.shape
+        if isinstance(shape, UnknownRank):
+            return _check(name, label, holds, _rank(x), rank, data, summarize, message)
+        if not holds(len(shape), rank):
+            raise ShapeError(f"{label}: {message or 'wrong rank'}: expected {what} {rank}, got {x}")
+        return no_op(name or label)
+
+    label = name
+    return fill_in(check, name, what=what)
+
+
+_rank = rank
+assert_equal: Any = _comparison("assert_equal", math.equal, "equal", "2")
+assert_none_equal: Any
+assert_none_equal = _comparison("assert_none_equal", math.not_equal, "differ from", "1")
+assert_less: Any = _comparison("assert_less", math.less, "are less than", "1")
+assert_less_equal: Any = _comparison("assert_less_equal", math.less_equal, "are at most", "1")
+assert_greater: Any = _comparison("assert_greater", math.greater, "are greater than", "3")
+assert_greater_equal: Any
+assert_greater_equal = _comparison("assert_greater_equal", math.greater_equal, "are at least", "3")
+assert_positive: Any = _sign("assert_positive", math.greater, "positive", "2")
+assert_negative: Any = _sign("assert_negative", math.less, "negative", "-2")
+assert_non_negative: Any = _sign("assert_non_negative", math.greater_equal, "at least 0", "2")
+assert_non_positive: Any = _sign("assert_non_positive", math.less_equal, "at most 0", "-2")
+assert_rank: Any = _ranked("assert_rank", lambda x, y: x == y, "equal to")
+assert_rank_at_least: Any = _ranked("assert_rank_at_least", lambda x, y: x >= y, "at least")
+
+
+def check_numerics(tensor: TensorLike, message: str, name: str | None = None) -> Any:
+    """Return a tensor unchanged, and raise in the run if it has a NaN or an infinity.
+
+    Args:
+        tensor: A tensor or array of floats.
+        message: The first words of the error.
+
+    Returns:
+        A tensor of the same shape and dtype.
+
+    Raises:
+        InvalidArgumentError: in the run, an element is not finite.
+
+    Op types: `Assert`, `Identity`. Source: `tf.check_numerics`.
+
+    >>> import regrad.v1 as tf
+    >>> with tf.Graph().as_default(), tf.Session() as sess:
+    ...     try:
+    ...         sess.run(tf.check_numerics(tf.log(tf.constant([1.0, 0.0])), "a log"))
+    ...     except tf.errors.InvalidArgumentError as error:
+    ...         print(error.message)
+    assertion failed: [a log : Tensor had NaN or Inf values] [0 -inf]
+    """
+    with name_scope(name, "CheckNumerics"):
+        x = convert_to_tensor(tensor)
+        shown = [f"{message} : Tensor had NaN or Inf values", x]
+        with control_dependencies([Assert(reduce_all(math.is_finite(x)), shown)]):
+            return identity(x)

@@ -1,0 +1,60 @@
+"""Functions of modules inside TensorFlow that programs import."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import regrad as rg
+from regrad.core.tensor import TensorLike
+from regrad.v1.functions.arrays import identity
+from regrad.v1.graph.control import cond
+from regrad.v1.graph.forms import one_op
+from regrad.v1.graph.graphs import control_dependencies
+from regrad.v1.graph.values import constant_value
+from regrad.v1.graph.variables import Variable
+
+RefVariable = Variable  # its name in `tensorflow.python.ops.variables`
+
+
+def relu_grad(gradients: TensorLike, features: TensorLike, name: str | None = None) -> Any:
+    """Return the gradients where the features are positive, 0 elsewhere (`gen_nn_ops.relu_grad`).
+
+    >>> import regrad as rg
+    >>> from regrad.v1.programs.inside import relu_grad
+    >>> relu_grad(rg.asarray([5.0, 6.0]), rg.asarray([-1.0, 2.0]))
+    Tensor([0., 6.], dtype=float32)
+    """
+    return one_op(None, name or "ReluGrad", _relu_grad, gradients, features)
+
+
+def _relu_grad(dy: rg.Tensor, x: rg.Tensor) -> Any:
+    return rg.where(x > 0, dy, rg.zeros_like(dy))
+
+
+def with_dependencies(
+    dependencies: Sequence[Any], output_tensor: TensorLike, name: str | None = None
+) -> Any:
+    """Return a tensor that runs after other ops (`control_flow_ops.with_dependencies`).
+
+    >>> import regrad.v1 as tf
+    >>> from regrad.v1.programs.inside import with_dependencies
+    >>> with tf.Graph().as_default(), tf.Session() as sess:
+    ...     print(sess.run(with_dependencies([tf.no_op()], tf.constant(1.0))))
+    1.0
+    """
+    with control_dependencies(dependencies):
+        return identity(output_tensor, name=name)
+
+
+def smart_cond(
+    pred: TensorLike, fn1: Callable[[], Any], fn2: Callable[[], Any], name: str | None = None
+) -> Any:
+    """Return `tf.cond`, or the result of one function if `pred` is known (`layers.utils`).
+
+    >>> from regrad.v1.programs.inside import smart_cond
+    >>> smart_cond(True, lambda: "yes", lambda: "no")
+    'yes'
+    """
+    known = constant_value(pred)
+    return cond(pred, fn1, fn2, name=name) if known is None else (fn1 if known else fn2)()
