@@ -52,7 +52,12 @@ from regrad.torch.host.running import is_called_by_inductor, wants_gradient
 from regrad.torch.modes import Mode, call_mode
 from regrad.torch.nodes import LIBRARIES, tensors
 from regrad.torch.open_scopes import SCOPES, inside
-from regrad.torch.parameters import note_given, refuse_uncopied, with_copies
+from regrad.torch.parameters import (
+    ParameterMode,
+    note_given,
+    refuse_uncopied,
+    with_copies,
+)
 from regrad.torch.places import COUNTS, open_here, path_here
 from regrad.torch.whole_calls import call_whole
 
@@ -377,7 +382,8 @@ def _entrances() -> Sequence[Entrance]:
         Dynamo             a trace begins and needs the other entries (see `compiled_code`)
         torch.compile      regrad tests an untested version of torch first
     """
-    dynamo.skip_tracing(Mode.__torch_function__)
+    for mode in (Mode, ParameterMode):
+        dynamo.skip_tracing(mode.__torch_function__)
     dynamo.skip_tracing(call_whole)
     dynamo.dispatch_when_traced(dispatched_when_compiled())
     return [

@@ -14,55 +14,58 @@ def to_first(n: int) -> tuple[int, ...]: ...
 def spatial(values: TensorLike, n: int, last: bool, what: str) -> tuple[int, ...]: ...
 def padding_of(padding: Padding, n: int, last: bool) -> Any: ...
 def conv1d(value: TensorLike = None, filters: TensorLike = None, stride: TensorLike = None,
-    padding: TensorLike = None, use_cudnn_on_gpu: TensorLike = None, data_format: str | None = None,
-    name: str | None = None, input: TensorLike = None, dilations: TensorLike = None) -> Any: ...  # fmt: skip
+    padding: str | bytes | Sequence[Sequence[int]] | None = None, use_cudnn_on_gpu: TensorLike = None,
+    data_format: str | None = None, name: str | None = None, input: TensorLike = None,
+    dilations: TensorLike = None) -> Any: ...  # fmt: skip
 def conv2d(input: TensorLike, filter: TensorLike = None, strides: TensorLike = None,
-    padding: TensorLike = None, use_cudnn_on_gpu: bool = True, data_format: str | None = "NHWC",
-    dilations: TensorLike = (1, 1, 1, 1), name: str | None = None,
+    padding: str | bytes | Sequence[Sequence[int]] | None = None, use_cudnn_on_gpu: bool = True,
+    data_format: str | None = "NHWC", dilations: TensorLike = (1, 1, 1, 1), name: str | None = None,
     filters: TensorLike = None) -> Any: ...  # fmt: skip
 def conv3d(input: TensorLike, filter: TensorLike = None, strides: TensorLike = None,
-    padding: TensorLike = None, data_format: str | None = "NDHWC", dilations: TensorLike = (1, 1, 1, 1,
-    1), name: str | None = None, filters: TensorLike = None) -> Any: ...  # fmt: skip
-def atrous_conv2d(value: TensorLike, filters: TensorLike, rate: TensorLike, padding: TensorLike,
-    name: str | None = None) -> Any: ...  # fmt: skip
-def depthwise_conv2d(input: TensorLike, filter: TensorLike, strides: TensorLike, padding: TensorLike,
-    rate: TensorLike = None, name: str | None = None, data_format: str | None = None,
-    dilations: TensorLike = None) -> Any: ...  # fmt: skip
-def depthwise_conv2d_native(input: TensorLike, filter: TensorLike, strides: TensorLike,
-    padding: TensorLike, data_format: str | None = "NHWC", dilations: TensorLike = (1, 1, 1, 1),
-    name: str | None = None) -> Any: ...  # fmt: skip
-def separable_conv2d(input: TensorLike, depthwise_filter: TensorLike, pointwise_filter: TensorLike,
-    strides: TensorLike, padding: TensorLike, rate: TensorLike = None, name: str | None = None,
+    padding: str | bytes | Sequence[Sequence[int]] | None = None, data_format: str | None = "NDHWC",
+    dilations: TensorLike = (1, 1, 1, 1, 1), name: str | None = None,
+    filters: TensorLike = None) -> Any: ...  # fmt: skip
+def atrous_conv2d(value: TensorLike, filters: TensorLike, rate: TensorLike,
+    padding: str | bytes | Sequence[Sequence[int]], name: str | None = None) -> Any: ...  # fmt: skip
+def depthwise_conv2d(input: TensorLike, filter: TensorLike, strides: TensorLike,
+    padding: str | bytes | Sequence[Sequence[int]], rate: TensorLike = None, name: str | None = None,
     data_format: str | None = None, dilations: TensorLike = None) -> Any: ...  # fmt: skip
+def depthwise_conv2d_native(input: TensorLike, filter: TensorLike, strides: TensorLike,
+    padding: str | bytes | Sequence[Sequence[int]], data_format: str | None = "NHWC",
+    dilations: TensorLike = (1, 1, 1, 1), name: str | None = None) -> Any: ...  # fmt: skip
+def separable_conv2d(input: TensorLike, depthwise_filter: TensorLike, pointwise_filter: TensorLike,
+    strides: TensorLike, padding: str | bytes | Sequence[Sequence[int]], rate: TensorLike = None,
+    name: str | None = None, data_format: str | None = None, dilations: TensorLike = None) -> Any: ...  # fmt: skip
 def conv2d_transpose(value: TensorLike = None, filter: TensorLike = None,
-    output_shape: TensorLike = None, strides: TensorLike = None, padding: str = "SAME",
-    data_format: str | None = "NHWC", name: str | None = None, input: TensorLike = None,
-    filters: TensorLike = None, dilations: TensorLike = None) -> Any: ...  # fmt: skip
-def conv3d_transpose(value: TensorLike, filter: TensorLike = None, output_shape: TensorLike = None,
-    strides: TensorLike = None, padding: str = "SAME", data_format: str | None = "NDHWC",
+    output_shape: TensorLike = None, strides: TensorLike = None,
+    padding: str | bytes | Sequence[Sequence[int]] = "SAME", data_format: str | None = "NHWC",
     name: str | None = None, input: TensorLike = None, filters: TensorLike = None,
     dilations: TensorLike = None) -> Any: ...  # fmt: skip
-def convolution(input: TensorLike, filter: TensorLike, padding: TensorLike, strides: TensorLike = None,
-    dilation_rate: TensorLike = None, name: str | None = None,
+def conv3d_transpose(value: TensorLike, filter: TensorLike = None, output_shape: TensorLike = None,
+    strides: TensorLike = None, padding: str | bytes | Sequence[Sequence[int]] = "SAME",
+    data_format: str | None = "NDHWC", name: str | None = None, input: TensorLike = None,
+    filters: TensorLike = None, dilations: TensorLike = None) -> Any: ...  # fmt: skip
+def convolution(input: TensorLike, filter: TensorLike, padding: str | bytes | Sequence[Sequence[int]],
+    strides: TensorLike = None, dilation_rate: TensorLike = None, name: str | None = None,
     data_format: str | None = None) -> Any: ...  # fmt: skip
 def max_pool(value: TensorLike = None, ksize: TensorLike = None, strides: TensorLike = None,
-    padding: TensorLike = None, data_format: str | None = "NHWC", name: str | None = None,
-    input: TensorLike = None) -> Any:  # fmt: skip
+    padding: str | bytes | Sequence[Sequence[int]] | None = None, data_format: str | None = "NHWC",
+    name: str | None = None, input: TensorLike = None) -> Any:  # fmt: skip
     """Return the maximum of each window of images."""
 
 def avg_pool(value: TensorLike = None, ksize: TensorLike = None, strides: TensorLike = None,
-    padding: TensorLike = None, data_format: str | None = "NHWC", name: str | None = None,
-    input: TensorLike = None) -> Any:  # fmt: skip
+    padding: str | bytes | Sequence[Sequence[int]] | None = None, data_format: str | None = "NHWC",
+    name: str | None = None, input: TensorLike = None) -> Any:  # fmt: skip
     """Return the mean of each window of images."""
 
 def max_pool3d(value: TensorLike = None, ksize: TensorLike = None, strides: TensorLike = None,
-    padding: TensorLike = None, data_format: str | None = "NDHWC", name: str | None = None,
-    input: TensorLike = None) -> Any:  # fmt: skip
+    padding: str | bytes | Sequence[Sequence[int]] | None = None, data_format: str | None = "NDHWC",
+    name: str | None = None, input: TensorLike = None) -> Any:  # fmt: skip
     """Return the maximum of each window of volumes; see `max_pool`."""
 
 def avg_pool3d(value: TensorLike = None, ksize: TensorLike = None, strides: TensorLike = None,
-    padding: TensorLike = None, data_format: str | None = "NDHWC", name: str | None = None,
-    input: TensorLike = None) -> Any:  # fmt: skip
+    padding: str | bytes | Sequence[Sequence[int]] | None = None, data_format: str | None = "NDHWC",
+    name: str | None = None, input: TensorLike = None) -> Any:  # fmt: skip
     """Return the mean of each window of volumes; see `avg_pool`."""
 
 __all__ = [

@@ -44,7 +44,7 @@ TYPES = Names({
     "_regularizer": "Function", "_constraint": "Function", "reuse": "bool | AutoReuse | None",
     **dict.fromkeys(("values", "t_list", "boundaries"), "Sequence[TensorLike]"),
     **dict.fromkeys(("weights", "mean", "stddev", "minval", "alpha", "bias"), "TensorLike"),
-    "label_smoothing": "float",
+    "label_smoothing": "float", "padding": "str | bytes | Sequence[Sequence[int]]",
     **dict.fromkeys(("dtype", "out_type", "out_idx", "output_type"), "dtypes.DTypeLike"),
 })  # fmt: skip
 SHOWN = "int", "int | Sequence[int]", "str"  # annotations that belong to the signature

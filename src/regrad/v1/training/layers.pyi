@@ -16,31 +16,34 @@ def dense(inputs: TensorLike, units: int, activation: Function | str | None = No
     bias_constraint: Function | None = None, trainable: bool = True, name: str | None = None,
     reuse: bool | AutoReuse | None = None) -> Tensor: ...  # fmt: skip
 def conv1d(inputs: TensorLike, filters: int, kernel_size: int | Sequence[int],
-    strides: int | Sequence[int] = 1, padding: str = "valid", data_format: str | None = "channels_last",
-    dilation_rate: int | Sequence[int] = 1, activation: Function | str | None = None,
-    use_bias: bool = True, kernel_initializer: Initial | None = None, bias_initializer: Initial = ...,
+    strides: int | Sequence[int] = 1, padding: str | bytes | Sequence[Sequence[int]] = "valid",
+    data_format: str | None = "channels_last", dilation_rate: int | Sequence[int] = 1,
+    activation: Function | str | None = None, use_bias: bool = True,
+    kernel_initializer: Initial | None = None, bias_initializer: Initial = ...,
     kernel_regularizer: Function | None = None, bias_regularizer: Function | None = None,
     activity_regularizer: Function | None = None, kernel_constraint: Function | None = None,
     bias_constraint: Function | None = None, trainable: bool = True, name: str | None = None,
     reuse: bool | AutoReuse | None = None) -> Tensor: ...  # fmt: skip
 def conv2d(inputs: TensorLike, filters: int, kernel_size: int | Sequence[int],
-    strides: int | Sequence[int] = 1, padding: str = "valid", data_format: str | None = "channels_last",
-    dilation_rate: int | Sequence[int] = 1, activation: Function | str | None = None,
-    use_bias: bool = True, kernel_initializer: Initial | None = None, bias_initializer: Initial = ...,
+    strides: int | Sequence[int] = 1, padding: str | bytes | Sequence[Sequence[int]] = "valid",
+    data_format: str | None = "channels_last", dilation_rate: int | Sequence[int] = 1,
+    activation: Function | str | None = None, use_bias: bool = True,
+    kernel_initializer: Initial | None = None, bias_initializer: Initial = ...,
     kernel_regularizer: Function | None = None, bias_regularizer: Function | None = None,
     activity_regularizer: Function | None = None, kernel_constraint: Function | None = None,
     bias_constraint: Function | None = None, trainable: bool = True, name: str | None = None,
     reuse: bool | AutoReuse | None = None) -> Tensor: ...  # fmt: skip
 def conv3d(inputs: TensorLike, filters: int, kernel_size: int | Sequence[int],
-    strides: int | Sequence[int] = 1, padding: str = "valid", data_format: str | None = "channels_last",
-    dilation_rate: int | Sequence[int] = 1, activation: Function | str | None = None,
-    use_bias: bool = True, kernel_initializer: Initial | None = None, bias_initializer: Initial = ...,
+    strides: int | Sequence[int] = 1, padding: str | bytes | Sequence[Sequence[int]] = "valid",
+    data_format: str | None = "channels_last", dilation_rate: int | Sequence[int] = 1,
+    activation: Function | str | None = None, use_bias: bool = True,
+    kernel_initializer: Initial | None = None, bias_initializer: Initial = ...,
     kernel_regularizer: Function | None = None, bias_regularizer: Function | None = None,
     activity_regularizer: Function | None = None, kernel_constraint: Function | None = None,
     bias_constraint: Function | None = None, trainable: bool = True, name: str | None = None,
     reuse: bool | AutoReuse | None = None) -> Tensor: ...  # fmt: skip
 def conv2d_transpose(inputs: TensorLike, filters: int, kernel_size: int | Sequence[int],
-    strides: int | Sequence[int] = (1, 1), padding: str = "valid",
+    strides: int | Sequence[int] = (1, 1), padding: str | bytes | Sequence[Sequence[int]] = "valid",
     data_format: str | None = "channels_last", activation: Function | str | None = None,
     use_bias: bool = True, kernel_initializer: Initial | None = None, bias_initializer: Initial = ...,
     kernel_regularizer: Function | None = None, bias_regularizer: Function | None = None,
@@ -60,21 +63,21 @@ def dropout(inputs: TensorLike, rate: Any = 0.5, noise_shape: TensorLike = None,
     seed: int | None = None, training: TensorLike = False, name: str | None = None) -> Tensor: ...  # fmt: skip
 def flatten(inputs: TensorLike, name: str | None = None) -> Tensor: ...
 def max_pooling2d(inputs: TensorLike, pool_size: int | Sequence[int], strides: int | Sequence[int],
-    padding: str = "valid", data_format: str | None = "channels_last",
+    padding: str | bytes | Sequence[Sequence[int]] = "valid", data_format: str | None = "channels_last",
     name: str | None = None) -> Tensor:  # fmt: skip
     """Return the largest elements of windows, like `tf.nn.max_pool` with sizes for spatial axes only."""
 
 def average_pooling2d(inputs: TensorLike, pool_size: int | Sequence[int], strides: int | Sequence[int],
-    padding: str = "valid", data_format: str | None = "channels_last",
+    padding: str | bytes | Sequence[Sequence[int]] = "valid", data_format: str | None = "channels_last",
     name: str | None = None) -> Tensor:  # fmt: skip
     """Return the means of windows, like `tf.nn.avg_pool` with sizes for spatial axes only."""
 
 def max_pooling3d(inputs: TensorLike, pool_size: int | Sequence[int], strides: int | Sequence[int],
-    padding: str = "valid", data_format: str | None = "channels_last",
+    padding: str | bytes | Sequence[Sequence[int]] = "valid", data_format: str | None = "channels_last",
     name: str | None = None) -> Tensor:  # fmt: skip
     """Return the largest elements of windows, like `tf.nn.max_pool3d` with sizes for spatial axes only."""
 
 def average_pooling3d(inputs: TensorLike, pool_size: int | Sequence[int], strides: int | Sequence[int],
-    padding: str = "valid", data_format: str | None = "channels_last",
+    padding: str | bytes | Sequence[Sequence[int]] = "valid", data_format: str | None = "channels_last",
     name: str | None = None) -> Tensor:  # fmt: skip
     """Return the means of windows, like `tf.nn.avg_pool3d` with sizes for spatial axes only."""
