@@ -96,8 +96,8 @@ class Guard:
         """Check the inputs of an op (see `Recorder`)."""
         self.check(op, (a, b))
 
-    def read(self, variable: Variable) -> Tensor:
-        """Return the value of a Variable outside of f, which is a further input of f."""
+    def read(self, variable: Variable, uses: bool = True) -> Tensor:
+        """Return the value of a Variable outside of f, which is a further input if f uses it."""
         region: Any = self.state.region
         now = variable._tensor if region is None else region.values.get(variable)
         if now is not None and now._id > self.mark:  # (f has assigned it)
@@ -108,7 +108,7 @@ class Guard:
                 if self.steps is None
                 else self._outside(self.state.region.capture, variable)
             )
-        if all(x is not given for given in self.inputs):
+        if uses and all(x is not given for given in self.inputs):
             self.inputs, self.variables = (*self.inputs, x), (*self.variables, variable)
         return x
 

@@ -139,7 +139,8 @@ class Variable(Methods, Readable):
         else:
             state.region.assign(self, tensor)
 
-    def _read(self) -> Tensor:
+    def _read(self, uses: bool = True) -> Tensor:
+        """Return the value; `uses` is False if a custom function then depends on it in no way."""
         value = self._tensor
         self._lent = True
         if self._away or self._tensor is not value:
@@ -148,7 +149,7 @@ class Variable(Methods, Readable):
         if state is None:
             return value
         if state.guard is not None:
-            value = state.guard.read(self)
+            value = state.guard.read(self, uses)
         elif state.region is not None:
             value = state.region.read(self)
         for tape in state.tapes:
@@ -222,7 +223,7 @@ class Variable(Methods, Readable):
             self._assign(value)
 
     def _assign(self, value: TensorLike) -> None:
-        before = self._read()  # so that open tapes get the former value
+        before = self._read(uses=False)  # so that open tapes get the former value
         if type(value) is Tensor:
             new = value
         elif dispatch.is_plain(value):
