@@ -27,17 +27,7 @@ def attributed(
     batch_axis: int, create_graph: bool, target: Any, reference: Any,
 ) -> Attribution:  # fmt: skip
     """Return the shares of parts of a model in an output; see `rules.attribution.attribute`."""
-    if heads:
-        raise ArgumentError(
-            "attribute: heads is for PyTorch models. In JAX, name by layers= a module whose output "
-            "has the heads side by side, and sum over the width of each head: "
-            "layers[path].reshape(*shape[:-1], heads, -1).sum(-1)"
-        )
-    if create_graph:
-        raise ArgumentError(
-            "attribute: create_graph is for PyTorch models. In JAX, differentiate attribute by "
-            "jax.grad"
-        )
+    _check(heads, create_graph)
     places, paths = paths_of(at), [*paths_of(at), *paths_of(layers)]
     unit = runs.unit_of(through, batch_axis) if through else None
     used: Any = None
@@ -61,11 +51,7 @@ def attributed(
             made, xs, rules, [*paths, *(unit[:1] if unit else ())], False, tap
         )
         if unit:  # (the gradient at the unit, and then the gradient of the unit)
-            units = {p: v for p, v in by_path(unit[:1], ops).items() if runs.names(unit[0], p)}
-            if len(units) != 1:
-                raise ArgumentError(f"attribute: through expected one module, got {[*units]}")
-            ((name, (_, dy)),) = units.items()
-            weights = dy * runs.mask_of(unit, dy.shape).astype(dy.dtype)
+            name, weights = _unit(unit, ops)
             inner = JaxRun(model, given, lambda y: (seen[name] * weights).sum())
             _, dxs, ops, used = differentiated(inner, xs, rules, [*paths, name], False, tap)
         found = by_path(paths, ops)
@@ -88,3 +74,27 @@ def attributed(
         layer_gradients=dict(zip(layered, answer.gradients[count:], strict=True)),
         layer_values=dict(zip(layered, answer.clean.values[count:], strict=True)),
     )
+
+
+def _check(heads: Any, create_graph: bool) -> None:
+    """Raise for arguments that only PyTorch models have."""
+    if heads:
+        raise ArgumentError(
+            "attribute: heads is for PyTorch models. In JAX, name by layers= a module whose output "
+            "has the heads side by side, and sum over the width of each head: "
+            "layers[path].reshape(*shape[:-1], heads, -1).sum(-1)"
+        )
+    if create_graph:
+        raise ArgumentError(
+            "attribute: create_graph is for PyTorch models. In JAX, differentiate attribute by "
+            "jax.grad"
+        )
+
+
+def _unit(unit: tuple[str, Any], ops: Any) -> tuple[str, Any]:
+    """Return the path of the module of a unit, and the gradient of the unit in its output."""
+    found = {p: v for p, v in by_path(unit[:1], ops).items() if runs.names(unit[0], p)}
+    if len(found) != 1:
+        raise ArgumentError(f"attribute: through expected one module, got {[*found]}")
+    ((name, (_, dy)),) = found.items()
+    return name, dy * runs.mask_of(unit, dy.shape).astype(dy.dtype)

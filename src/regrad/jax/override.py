@@ -185,25 +185,7 @@ class override(Report[KeyBinding]):
         self._rules: Mapping[Any, Any] = rules
         rules, held = split(rules)
         check_values(rules, values, order, "override(f, rules, values=True)")
-        whole = [key for key in rules if isinstance(key, at) and key.what is None]
-        if whole and not isinstance(model, module_types("equinox", "flax.nnx")):
-            raise ArgumentError(
-                f"override: {whole[0]!r} selects whole calls as one op, and only modules of a "
-                "model of Equinox or Flax's nnx leave a boundary for them: pass model=. "
-                "In Flax's Linen, give a rule to the first product in the module, for example "
-                "def reverse(dy, builtin): da, db = builtin(dy); return -0.7 * da, db "
-                f"with the key rg.at({whole[0].where!r}, 'MatMul', nth=0). It changes da, the "
-                "gradient that leaves the module, and keeps db, the gradient of the kernel. "
-                "Otherwise define a gradient for the call with rg.jax.custom_grad."
-            )
-        given = (
-            keep if isinstance(keep, Iterable) else ()
-        )  # (`ClosedFunctionPolicy` raises for others)
-        kept = [key for key in given if isinstance(key, at)]
-        if wrong := [key for key in kept if key not in whole]:
-            raise ArgumentError(
-                f"override: {wrong[0]!r} in keep= is not a key of the map for whole calls"
-            )
+        kept = _kept(rules, keep, model)
         self._keys: dict[Any, Key] = {}
         for key, rule in rules.items():
             sisters: list[KeyBinding] = []
@@ -417,6 +399,28 @@ class override(Report[KeyBinding]):
             why = "no call of the function that override returned ran it"
             return why + f" ({instead})" * bool(instead)
         return super()._why_not(binding)
+
+
+def _kept(rules: Mapping[Any, Any], keep: Any, model: Any) -> list[at]:
+    """Return the keys for whole calls in keep, or raise if the map has no such key."""
+    whole = [key for key in rules if isinstance(key, at) and key.what is None]
+    if whole and not isinstance(model, module_types("equinox", "flax.nnx")):
+        raise ArgumentError(
+            f"override: {whole[0]!r} selects whole calls as one op, and only modules of a model of "
+            "Equinox or Flax's nnx leave a boundary for them: pass model=. In Flax's Linen, give a "
+            "rule to the first product in the module, for example def reverse(dy, builtin): da, db "
+            "= builtin(dy); return -0.7 * da, db with the key "
+            f"rg.at({whole[0].where!r}, 'MatMul', nth=0). It changes da, the gradient that leaves "
+            "the module, and keeps db, the gradient of the kernel. Otherwise define a gradient for "
+            "the call with rg.jax.custom_grad."
+        )
+    # (`ClosedFunctionPolicy` raises if keep is no sequence)
+    kept = [key for key in keep if isinstance(key, at)] if isinstance(keep, Iterable) else []
+    if wrong := [key for key in kept if key not in whole]:
+        raise ArgumentError(
+            f"override: {wrong[0]!r} in keep= is not a key of the map for whole calls"
+        )
+    return kept
 
 
 def _holds(x: Any) -> bool:
