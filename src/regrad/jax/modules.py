@@ -349,8 +349,10 @@ class Parameters:
         self.module = module
         nnx = sys.modules["flax.nnx"] if isinstance(module, module_types("flax.nnx")) else None
         self.nnx: Any = nnx
-        self.graph, tree = (None, module) if nnx is None else nnx.split(module)
-        pairs, self.structure = jax.tree_util.tree_flatten_with_path(tree)
+        graph, tree = (None, module) if nnx is None else nnx.split(module)
+        pairs, structure = jax.tree_util.tree_flatten_with_path(tree)
+        self.graph: Any = graph
+        self.structure: Any = structure
         self.leaves: list[Any] = [x for _, x in pairs]
         self.places: list[int] = [
             i for i, x in enumerate(self.leaves)

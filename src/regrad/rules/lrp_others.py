@@ -155,7 +155,8 @@ def frozen_norm(
         return builtin(dy)
     axes = tuple(range(-len(normalized_shape or getattr(weight, "shape", "1")), 0))
     same = _is_like(x, y) and _is_like(y, x) and len(x.shape) >= len(axes)
-    fits = weight is None or tuple(x.shape)[len(x.shape) - len(axes) :] == tuple(weight.shape)
+    wide = tuple(x.shape)[len(x.shape) - len(axes) :]
+    fits = weight is None or getattr(weight, "shape", None) == wide
     what = "a norm over the last axes, whose output has the shape of its input (for a group norm, "
     _check(same and fits, "frozen_norm", f"{what}use the key F.group_norm)")
     w, b = 1 if weight is None else weight, 0 if bias is None or bias is ABSENT else bias

@@ -72,7 +72,7 @@ from regrad.torch.subclasses import has_own_protocol
 if TYPE_CHECKING:
     from regrad.torch.apart import Rules
 
-Getter = type(torch.Tensor.shape.__get__)  # pyright: ignore
+Getter: type = type(torch.Tensor.shape.__get__)  # pyright: ignore
 _PLAIN = (torch.Tensor,)
 _SEQUENCES = {tuple, list, *[v for v in vars(torch.return_types).values() if type(v) is type]}
 _NO_TENSORS = {torch.Size, int, bool, float, type(None), torch.dtype, torch.device}

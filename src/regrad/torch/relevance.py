@@ -124,9 +124,9 @@ class TorchRun(runs.RelevanceRun):
         self.move = move
         self.keeps = keeps
         modules = dict(model.named_modules())
-        self.at = named(at, modules)
-        self.through = None if through is None else _unit(through, modules, batch_axis)
-        self.is_running = False
+        self.at: list[str] = named(at, modules)
+        self.through: Any = None if through is None else _unit(through, modules, batch_axis)
+        self.is_running: bool = False
         self.alone: list[torch.Tensor] = []  # the targets of inputs and references, run separately
         self.leaves: list[Point] = []
         self.embedded: dict[Any, torch.Tensor] = {}  # by embedding module and input

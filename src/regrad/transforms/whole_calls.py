@@ -129,7 +129,7 @@ class ReplacedBody:
 
     def __init__(self, body: Body, whole: WholeCall) -> None:
         self.body = body
-        self.function = body.function
+        self.function: Any = body.function
         self.whole = whole
         self.captured: list[Any] | None = None
 

@@ -21,6 +21,7 @@ from regrad.v1.functions import linalg as _linalg
 from regrad.v1.functions import math as _math
 from regrad.v1.functions import nn as _nn
 from regrad.v1.functions import spectral as _spectral
+from regrad.v1.functions.spectral import fft, fft2d, fft3d, ifft, ifft2d, ifft3d
 from regrad.v1.graph.conversion import convert_to_tensor
 from regrad.v1.graph.forms import one_op
 from regrad.v1.graph.graphs import current_graph
@@ -173,8 +174,6 @@ spectral: Namespace = Namespace("spectral", _spectral)
 signal: Namespace = Namespace("signal", _spectral)
 for _shift in ("fftshift", "ifftshift"):  # only tf.signal has these
     delattr(spectral, _shift)
-fft, fft2d, fft3d = _spectral.fft, _spectral.fft2d, _spectral.fft3d
-ifft, ifft2d, ifft3d = _spectral.ifft, _spectral.ifft2d, _spectral.ifft3d
 
 # Recurrent networks are in `tf.nn`, but need variable scopes, which need `tf.nn`.
 rnn_cell: Namespace = Namespace("nn.rnn_cell", _cells)

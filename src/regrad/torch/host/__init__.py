@@ -145,7 +145,8 @@ sequence_nr: Any = OVERRIDES.part(
 )
 
 
-number_of = methodcaller("_sequence_nr")  # the number of an autograd node, in its thread's order
+# the number of an autograd node, in its thread's order
+number_of: Callable[[Any], int] = methodcaller("_sequence_nr")
 LEAVES = 2**64 - 1  # the number of all nodes of leaves, which are never new
 
 
@@ -207,7 +208,7 @@ def saved_by(node: Any, name: str, otherwise: Any = None) -> Any:
     return getattr(node, f"_saved_{name}", otherwise)
 
 
-version_of = attrgetter("_version")  # the number of writes to a tensor
+version_of: Callable[[Any], int] = attrgetter("_version")  # the number of writes to a tensor
 
 
 unwrap_dead: Any = OVERRIDES.part(

@@ -178,7 +178,8 @@ def find_forward(function: Any) -> Any:
     raise AttributeError(f"{function!r} has no forward pass")
 
 
-function_of = attrgetter("_forward_cls")  # the Function that a node of autograd belongs to
+# the Function that a node of autograd belongs to
+function_of: Callable[[Any], Any] = attrgetter("_forward_cls")
 
 
 def redirect(ctx: Any, function: Any) -> None:

@@ -62,7 +62,7 @@ from regrad.torch.seeing.notes import OpNote
 
 KEY = "seen by regrad"  # a key in a node's metadata
 _BACKWARD: Any = torch.autograd.backward
-GETTER = type(torch.Tensor.shape.__get__)  # pyright: ignore
+GETTER: type = type(torch.Tensor.shape.__get__)  # pyright: ignore
 _READ = ("data", "T", "mT", "H", "mH", "real", "imag")  # properties that compute a new tensor
 _RUNS = count(1)
 # Functions whose result uses only the shape or properties of a tensor; they cut off no gradient.

@@ -75,7 +75,9 @@ def _update_kernel(combine: Callable[[Any, Any], Any]) -> Callable[..., Any]:
     return kernel
 
 
-state_op = partial(graph_op, stateful=True)  # makes an op whose kernel receives the run
+state_op: Callable[..., Any] = partial(
+    graph_op, stateful=True
+)  # makes an op whose kernel receives the run
 VARIABLE = state_op("VariableV2", lambda run, dtype, shape: None, attrs="dtype shape")
 ASSIGN = state_op("Assign", _write, "ref value", "key shape")
 ASSIGN_ADD = state_op("AssignAdd", _update_kernel(operator.add), "ref value", "key")

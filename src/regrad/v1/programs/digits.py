@@ -34,8 +34,10 @@ class DataSet:
     """
 
     def __init__(self, images: Any, labels: Any, seed: int | None = None) -> None:
-        self.images, self.labels, self.num_examples = images, labels, len(images)
-        self.epochs_completed = 0
+        self.images: Any = images
+        self.labels: Any = labels
+        self.num_examples: int = len(images)
+        self.epochs_completed: int = 0
         self._random: Any = np.random if seed is None else np.random.RandomState(seed)
         self._order = np.arange(0)
 
