@@ -356,15 +356,15 @@ class Session(Block):
         if self._closed:
             raise errors.ClosedError("Attempted to use a closed Session.")
 
-    def _snapshot(self, names: Sequence[str]) -> list[np.ndarray]:
-        """Return copies of the values of variables. Raises if a variable has no value."""
+    def _snapshot(self, names: Mapping[str, str]) -> dict[str, np.ndarray]:
+        """Return copies of the values of variables by new names. Raises if one has no value."""
         with self._lock:
-            if unset := [name for name in names if name not in self._variables]:
+            if unset := [name for name in names.values() if name not in self._variables]:
                 raise errors.FailedPreconditionError(
                     f"Attempting to use uninitialized value {', '.join(unset)}. Run "
                     "tf.global_variables_initializer() in this session first."
                 )
-            return [np.array(self._variables[name]) for name in names]
+            return {new: np.array(self._variables[name]) for new, name in names.items()}
 
     def close(self) -> None:
         """Free the values of the variables. The session cannot be used again."""

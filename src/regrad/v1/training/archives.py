@@ -11,6 +11,7 @@ import io
 import math
 import zipfile
 from collections.abc import Iterable, Mapping
+from functools import partial
 from typing import IO, Any
 
 import numpy as np
@@ -52,7 +53,7 @@ class Archive(zipfile.ZipFile):
     """
 
     def __init__(self, path: str) -> None:
-        self.path = path
+        self._reading = partial(reading, path, ".npz file", errors.DataLossError)
         with self._reading():
             super().__init__(path)
             infos = self.infolist()
@@ -65,15 +66,12 @@ class Archive(zipfile.ZipFile):
             if not infos and self.comment != EMPTY:
                 raise ValueError("it holds no arrays")
 
-    def _reading(self) -> Any:
-        return reading(self.path, ".npz file", errors.DataLossError)
-
     def check(self, names: Iterable[str], hint: str = "") -> None:
         """Raise NotFoundError, with a hint, unless there are arrays of these names."""
         if missing := [name for name in names if name not in self.infos]:
             present = {name: self.header(name) for name in self.infos}  # raises if one is damaged
             keys, known = (", ".join(map(repr, sorted(found))) for found in (missing, present))
-            text = f"Key {keys} not found in checkpoint {self.path}, which has {known or 'none'}"
+            text = f"Key {keys} not found in checkpoint {self.filename}; it has {known or 'none'}"
             raise errors.NotFoundError(text + hint)
 
     def header(self, name: str) -> tuple[tuple[int, ...], np.dtype[Any]]:

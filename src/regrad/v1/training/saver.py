@@ -218,13 +218,14 @@ def get_checkpoint_state(
             raise ValueError("its text does not match its checksum")
         if strange := LINE.sub("", lines).strip():
             raise ValueError(f"it has the line {strange!r:.60}")
-        latest, every = [], []
+        found: dict[str, list[str]] = {field: [] for field in CheckpointState._fields}
         for key, value in LINE.findall(lines):
-            if key in CheckpointState._fields:
+            if key in found:
                 path = os.path.join(folder, json.loads(value))
                 if not _is_within(path, folder):
                     raise ValueError(f"it names {path!r:.200}, which is not in the folder")
-                (latest if key == "model_checkpoint_path" else every).append(path)
+                found[key].append(path)
+        latest, every = found.values()
         if len(latest) != 1 or (every and latest[0] not in every):
             raise ValueError(f"it names {latest} as the latest checkpoint of {every}")
     return CheckpointState(latest[0], every)
@@ -488,8 +489,7 @@ class Saver:
         if global_step is not None:
             step = int(sess.run(global_step) if is_tensor(global_step) else global_step)
             path = f"{path}-{step:{self._step}}"
-        values = sess._snapshot([v.op.name for v in variables.values()])
-        arrays = dict(zip(variables, values, strict=True))
+        arrays = sess._snapshot({name: v.op.name for name, v in variables.items()})
         os.makedirs(folder or ".", exist_ok=True)
         replace_file(path + SUFFIX, lambda file: write_arrays(file, arrays))
         with self._lock:  # threads may share a Saver
@@ -506,10 +506,9 @@ class Saver:
         sess._check_open()
         if self._variables is None:
             raise GraphError("the Saver was made with defer_build=True: call build() first")
-        strange = [v.name for v in self._variables.values() if v.graph is not sess.graph]
+        strange = ", ".join(v.name for v in self._variables.values() if v.graph is not sess.graph)
         if strange:
-            text = f"the session has another graph than the Saver's variables {', '.join(strange)}"
-            raise GraphError(text)
+            raise GraphError(f"the session has another graph than the Saver's variables {strange}")
         return self._variables
 
     def _keep_latest(self, path: str) -> None:
@@ -554,7 +553,7 @@ class Saver:
             raise GraphError("Can't load save_path when it is None.")
         variables = self._check_session(sess)
         with _open(save_path) as archive:
-            archive.check(variables, "; give Saver its variables, or a dict of names to variables")
+            archive.check(variables, ". Give Saver its variables, or a dict of names to variables.")
             values = {v.op.name: self._value(archive, name, v) for name, v in variables.items()}
         sess._variables.update(values)
 
