@@ -311,6 +311,13 @@ def test_no_state_file_is_written_that_names_something_outside(tmp_path, victim)
     assert os.listdir(tmp_path / "models") == []
 
 
+@pytest.mark.parametrize("name", ["", "..", "sub/..", "a\0b"])
+def test_no_state_file_is_written_that_names_no_file(tmp_path, name):
+    write = lambda: tf.train.update_checkpoint_state(tmp_path, f"{tmp_path}/{name}")  # noqa: E731
+    refused(write, ValueError, "is not in the folder")
+    assert os.listdir(tmp_path) == []
+
+
 def test_absolute_paths_within_the_folder_are_allowed(session, tmp_path):
     path, file = tf.train.Saver().save(session, tmp_path / "model"), tmp_path / "checkpoint"
     file.write_text(file.read_text().partition("\n")[2])  # old files have no checksum

@@ -30,6 +30,8 @@ def test_values_and_dtypes_come_back(session, tmp_path):
     assert reader.get_tensor("words").tolist() == [b"a", b"bcd"]
     assert reader.get_variable_to_dtype_map()["s/v"] == tf.float32
     assert not reader.has_tensor("v")
+    words = f"Key 'v' not found in checkpoint {path}.npz; it has 'file', 's/v', 'words'"
+    refused(lambda: reader.get_tensor("v"), tf.errors.NotFoundError, words)
     with np.load(path + ".npz") as archive:
         assert archive["s/v"].tolist() == [1.0, 2.0]
     session.run([v.assign([0.0, 0.0]), number.assign(0)])

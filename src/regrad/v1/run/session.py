@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import nullcontext
 from functools import lru_cache, partial
 from typing import Any, Self
@@ -253,8 +253,7 @@ class Session(Block):
             tf.errors.FailedPreconditionError: a variable has no value.
             RuntimeError: the session is closed, or the graph is empty.
         """
-        if self._closed:
-            raise errors.ClosedError("Attempted to use a closed Session.")
+        self._check_open()
         if not self.graph.nodes:
             raise errors.ClosedError(
                 "The Session graph is empty. Add operations to the graph before calling run()."
@@ -347,17 +346,25 @@ class Session(Block):
         symbols = [self._fed(key) for key in feed_list or ()]
 
         def call(*values: TensorLike) -> Any:
-            if self._closed:
-                raise errors.ClosedError("Attempted to use a closed Session.")
+            self._check_open()
             fed = {s: self._fed_value(s, v) for s, v in zip(symbols, values, strict=True)}
             return wanted.build(self._values(wanted.symbols, wanted.nodes, fed))
 
         return call
 
-    def _snapshot(self, names: Iterable[str]) -> list[np.ndarray]:
-        """Return copies of the values of variables."""
+    def _check_open(self) -> None:
+        if self._closed:
+            raise errors.ClosedError("Attempted to use a closed Session.")
+
+    def _snapshot(self, names: Mapping[str, str]) -> dict[str, np.ndarray]:
+        """Return copies of the values of variables by new names. Raises if one has no value."""
         with self._lock:
-            return [np.array(self._variables[name]) for name in names]
+            if unset := [name for name in names.values() if name not in self._variables]:
+                raise errors.FailedPreconditionError(
+                    f"Attempting to use uninitialized value {', '.join(unset)}. Run "
+                    "tf.global_variables_initializer() in this session first."
+                )
+            return {new: np.array(self._variables[name]) for new, name in names.items()}
 
     def close(self) -> None:
         """Free the values of the variables. The session cannot be used again."""

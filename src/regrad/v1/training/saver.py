@@ -6,7 +6,6 @@ text file `checkpoint` in the same folder names the latest checkpoint.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
 import os
@@ -14,7 +13,7 @@ import re
 import threading
 import time
 import zlib
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -28,7 +27,7 @@ from regrad.v1 import dtypes, errors
 from regrad.v1.graph.tensors import is_tensor
 from regrad.v1.graph.variables import Variable, global_variables, variable_of
 from regrad.v1.run.session import Session
-from regrad.v1.training.archives import Archive, Entry, write_arrays
+from regrad.v1.training.archives import Archive, write_arrays
 
 __all__ = [
     "CheckpointReader", "CheckpointState", "NewCheckpointReader", "Saver", "checkpoint_exists",
@@ -48,11 +47,11 @@ class MissingCheckpointError(errors.NotFoundError, GraphError):
 
 
 def _open(path: PathLike) -> Archive:
-    path = os.fspath(path)
+    path = os.fspath(path) + SUFFIX
     try:
-        return Archive(path + SUFFIX)
+        return Archive(path)
     except FileNotFoundError:
-        text = f"The passed save_path is not a valid checkpoint: {path} (no file {path}{SUFFIX})"
+        text = f"The passed save_path is not a valid checkpoint: there is no file {path}"
         raise MissingCheckpointError(text) from None
 
 
@@ -105,14 +104,13 @@ def remove_checkpoint(checkpoint_prefix: PathLike) -> None:
     ...     print(tf.train.latest_checkpoint(d))
     None
     """
-    with contextlib.suppress(FileNotFoundError):
-        os.remove(os.fspath(checkpoint_prefix) + SUFFIX)
+    Path(os.fspath(checkpoint_prefix) + SUFFIX).unlink(missing_ok=True)
 
 
 # -- the file `checkpoint`, which names the latest checkpoint -------------------------------------
 
-LINE = re.compile(r'\s*(?:(\w+):\s*(".*"|[-+.\w]+))?\s*')  # a key and its value, or nothing
-KEYS = ("model_checkpoint_path", "all_model_checkpoint_paths")  # TensorFlow also writes times
+# A line of the file: a key, and a value in JSON. (TensorFlow also writes times.)
+LINE = re.compile(r'^[ \t]*(\w+):[ \t]*(".*"|[-+.\w]+)[ \t]*$', re.MULTILINE)
 
 
 class CheckpointState(NamedTuple):
@@ -159,31 +157,27 @@ def update_checkpoint_state(
     ...     print(tf.train.get_checkpoint_state(d).model_checkpoint_path == d + "/model-7")
     True
     """
-    latest, paths = os.fspath(model_checkpoint_path), list(all_model_checkpoint_paths or [])
-    folder = os.fspath(save_dir)
-    if latest not in paths:
-        paths.append(latest)
-    lines = []
-    for key, path in [(KEYS[0], latest), *((KEYS[1], os.fspath(path)) for path in paths)]:
-        if not _is_within(path, folder):
-            text = f"{path!r} is not in the folder {folder!r}; pass the folder of the checkpoints"
-            raise GraphError(f"update_checkpoint_state: {text}")
-        lines.append(f"{key}: {json.dumps(os.path.relpath(path, folder or '.'))}\n")
-    text = "".join([_seal("".join(lines)), "\n", *lines])
+    folder, latest = os.fspath(save_dir), os.fspath(model_checkpoint_path)
+    paths = [*(os.fspath(path) for path in all_model_checkpoint_paths or ()), latest]
+    if outside := [path for path in paths if not _is_within(path, folder)]:
+        text = f"{outside[0]!r} is not in the folder {folder!r}; pass the folder of the checkpoints"
+        raise GraphError(text)
+    inner = {path: json.dumps(os.path.relpath(path, folder or ".")) for path in paths}
+    lines = f"model_checkpoint_path: {inner[latest]}\n"
+    lines += "".join(f"all_model_checkpoint_paths: {path}\n" for path in inner.values())
     state = os.path.join(folder, latest_filename or "checkpoint")
-    replace_file(state, lambda file: file.write(text.encode()))
+    replace_file(state, lambda file: file.write(_sealed(lines).encode()))
 
 
-def _seal(text: str) -> str:
-    """Return the first line of a state file, a comment with the checksum of the other lines."""
-    return f"# crc32: {zlib.crc32(text.encode()):08x}"
+def _sealed(lines: str) -> str:
+    """Return the text of a state file: a comment with the checksum of the lines, and the lines."""
+    return f"# crc32: {zlib.crc32(lines.encode()):08x}\n{lines}"
 
 
-def _is_within(path: PathLike, folder: str) -> bool:
+def _is_within(path: str, folder: str) -> bool:
     """Return whether a checkpoint is in a folder or below it, after resolving links."""
-    inner, outer = os.path.realpath(os.path.dirname(path)), os.path.realpath(folder)
-    named = os.path.basename(path) not in ("", ".", "..")
-    return named and os.path.commonpath([inner, outer]) == outer
+    named = "\0" not in path and os.path.basename(path) not in ("", ".", "..")
+    return named and Path(path).parent.resolve().is_relative_to(Path(folder).resolve())
 
 
 def get_checkpoint_state(
@@ -219,20 +213,18 @@ def get_checkpoint_state(
         return None
     with reading(state, "file that names checkpoints", errors.DataLossError):
         text = Path(state).read_bytes().decode()
-        if text.startswith("#"):  # TensorFlow writes no comments
-            first, _, text = text.partition("\n")
-            if first != _seal(text):
-                raise ValueError("its text does not match its checksum")
-        found: dict[str, list[str]] = {key: [] for key in KEYS}
-        for line in text.splitlines():
-            match = LINE.fullmatch(line)
-            if match is None:
-                raise ValueError(f"it has the line {line!r:.60}")
-            if match[1] in KEYS:
-                path = os.path.join(folder, json.loads(match[2]))
-                if "\0" in path or not _is_within(path, folder):
+        lines = text.partition("\n")[2] if text.startswith("#") else text
+        if text not in (lines, _sealed(lines)):  # (TensorFlow writes no comments)
+            raise ValueError("its text does not match its checksum")
+        if strange := LINE.sub("", lines).strip():
+            raise ValueError(f"it has the line {strange!r:.60}")
+        found: dict[str, list[str]] = {field: [] for field in CheckpointState._fields}
+        for key, value in LINE.findall(lines):
+            if key in found:
+                path = os.path.join(folder, json.loads(value))
+                if not _is_within(path, folder):
                     raise ValueError(f"it names {path!r:.200}, which is not in the folder")
-                found[match[1]].append(path)
+                found[key].append(path)
         latest, every = found.values()
         if len(latest) != 1 or (every and latest[0] not in every):
             raise ValueError(f"it names {latest} as the latest checkpoint of {every}")
@@ -296,26 +288,24 @@ class CheckpointReader:
 
     def __init__(self, filepattern: PathLike) -> None:
         self._archive = _open(filepattern)
-        self._entries = self._archive.entries()
+        self._headers = {name: self._archive.header(name) for name in self._archive.infos}
 
     def has_tensor(self, tensor_name: str) -> bool:
         """Return whether the checkpoint has a variable of this name."""
-        return tensor_name in self._entries
+        return tensor_name in self._headers
 
     def get_tensor(self, tensor_name: str) -> np.ndarray:
         """Return the value of a variable. Raises `tf.errors.NotFoundError` for an unknown name."""
-        if tensor_name not in self._entries:
-            text = f"Key {tensor_name!r} not found in checkpoint; it has {_names(self._entries)}"
-            raise errors.NotFoundError(text)
-        return self._archive.arrays({tensor_name: self._entries[tensor_name]})[tensor_name]
+        self._archive.check([tensor_name])
+        return self._archive.array(tensor_name)
 
     def get_variable_to_shape_map(self) -> dict[str, list[int]]:
         """Return the shapes by name."""
-        return {name: list(entry.shape) for name, entry in self._entries.items()}
+        return {name: list(shape) for name, (shape, _) in self._headers.items()}
 
     def get_variable_to_dtype_map(self) -> dict[str, dtypes.DType]:
         """Return the dtypes by name."""
-        return {name: dtypes.of(entry.dtype) for name, entry in self._entries.items()}
+        return {name: dtypes.of(dtype) for name, (_, dtype) in self._headers.items()}
 
 
 NewCheckpointReader = CheckpointReader
@@ -408,10 +398,6 @@ def load_variable(ckpt_dir_or_file: PathLike, name: str) -> np.ndarray:
     return load_checkpoint(ckpt_dir_or_file).get_tensor(name)
 
 
-def _names(names: Iterable[str]) -> str:
-    return ", ".join(map(repr, sorted(names))) or "none"
-
-
 # -- Saver ----------------------------------------------------------------------------------------
 
 
@@ -462,11 +448,11 @@ class Saver:
         save_relative_paths: bool = False, filename: str | None = None,
     ) -> None:  # fmt: skip
         self._var_list, self._allow_empty, self._reshape = var_list, allow_empty, reshape
-        self._keep = max_to_keep or 0
+        self._limit = max_to_keep or math.inf
         self._interval = keep_checkpoint_every_n_hours * 3600
         self._next_kept = time.time() + self._interval
-        self._pad = pad_step_number
-        self._kept: list[tuple[str, float]] = []  # oldest first, with the times of saving
+        self._step = "08d" if pad_step_number else "d"
+        self._kept = OrderedDict[str, float]()  # oldest first, with the times of saving
         self._lock = threading.Lock()
         self._variables: dict[str, Variable] | None = None
         if not defer_build:
@@ -474,11 +460,11 @@ class Saver:
 
     def build(self) -> None:
         """Choose the variables to save."""
-        if self._variables is not None:
-            return
-        self._variables = _by_name(self._var_list)
-        if not self._variables and not self._allow_empty:
-            raise GraphError("No variables to save")
+        if self._variables is None:
+            listed = global_variables() if self._var_list is None else self._var_list
+            self._variables = _by_name(listed)
+            if not self._variables and not self._allow_empty:
+                raise GraphError("No variables to save")
 
     # -- saving ----------------------------------------------------------------------------------
 
@@ -498,37 +484,26 @@ class Saver:
         TensorFlow. Raises FailedPreconditionError for a variable without a value, and ValueError if
         the parent of the folder does not exist.
         """
-        path = os.fspath(save_path)
-        state = latest_filename or "checkpoint"
-        folder = _check_folder(path, state)
+        path, state = os.fspath(save_path), latest_filename or "checkpoint"
+        folder, variables = _check_folder(path, state), self._check_session(sess)
         if global_step is not None:
             step = int(sess.run(global_step) if is_tensor(global_step) else global_step)
-            path = f"{path}-{step:08d}" if self._pad else f"{path}-{step}"
-        values = self._values(sess)
+            path = f"{path}-{step:{self._step}}"
+        arrays = sess._snapshot({name: v.op.name for name, v in variables.items()})
         os.makedirs(folder or ".", exist_ok=True)
-        replace_file(path + SUFFIX, lambda file: write_arrays(file, values))
+        replace_file(path + SUFFIX, lambda file: write_arrays(file, arrays))
         with self._lock:  # threads may share a Saver
             self._keep_latest(path)
             if write_state:
-                here = [kept for kept in self.last_checkpoints if _is_within(kept, folder)]
+                here = [kept for kept in self._kept if _is_within(kept, folder)]
                 update_checkpoint_state(folder, path, here, state)
         return path
-
-    def _values(self, sess: Session) -> dict[str, np.ndarray]:
-        variables = self._check_session(sess)
-        names = [v.op.name for v in variables.values()]
-        if unset := [name for name in names if name not in sess._variables]:
-            text = "run tf.global_variables_initializer() in this session before it is saved"
-            unset = f"Attempting to use uninitialized value {', '.join(unset)}: {text}"
-            raise errors.FailedPreconditionError(unset)
-        return dict(zip(variables, sess._snapshot(names), strict=True))
 
     def _check_session(self, sess: Session) -> dict[str, Variable]:
         """Return the variables by name. Raises if the session cannot use them."""
         if not isinstance(sess, Session):
             raise ArgumentError(f"'sess' must be a Session; {sess!r:.60}")
-        if sess._closed:
-            raise errors.ClosedError("Attempted to use a closed Session.")
+        sess._check_open()
         if self._variables is None:
             raise GraphError("the Saver was made with defer_build=True: call build() first")
         strange = ", ".join(v.name for v in self._variables.values() if v.graph is not sess.graph)
@@ -538,9 +513,10 @@ class Saver:
 
     def _keep_latest(self, path: str) -> None:
         """Append a path, and delete the oldest checkpoints beyond `max_to_keep`."""
-        self._kept = [*[(p, t) for p, t in self._kept if p != path], (path, time.time())]
-        while self._keep and len(self._kept) > self._keep:
-            oldest, saved = self._kept.pop(0)
+        self._kept[path] = time.time()
+        self._kept.move_to_end(path)
+        while len(self._kept) > self._limit:
+            oldest, saved = self._kept.popitem(last=False)
             if saved > self._next_kept:
                 self._next_kept += self._interval
             else:
@@ -549,19 +525,19 @@ class Saver:
     @property
     def last_checkpoints(self) -> list[str]:
         """The paths of the kept checkpoints, oldest first."""
-        return [path for path, _ in self._kept]
+        return list(self._kept)
 
     def set_last_checkpoints(self, last_checkpoints: Sequence[str]) -> None:
         """Set the list of checkpoints saved before, oldest first."""
-        self._kept = [(path, float("inf")) for path in last_checkpoints]
+        self._kept = OrderedDict.fromkeys(last_checkpoints, math.inf)
 
     def recover_last_checkpoints(self, checkpoint_paths: Sequence[str]) -> None:
         """Set the list of checkpoints saved before, without paths that no longer exist.
 
         Call it after a restart of the program.
         """
-        found = [p for p in checkpoint_paths if checkpoint_exists(p)]
-        self._kept = [(p, os.path.getmtime(p + SUFFIX)) for p in found]
+        found = filter(checkpoint_exists, checkpoint_paths)
+        self._kept = OrderedDict((path, os.path.getmtime(path + SUFFIX)) for path in found)
 
     # -- restoring -------------------------------------------------------------------------------
 
@@ -577,40 +553,29 @@ class Saver:
             raise GraphError("Can't load save_path when it is None.")
         variables = self._check_session(sess)
         with _open(save_path) as archive:
-            if missing := [name for name in variables if name not in archive]:
-                present = archive.entries()  # raises if the names are damaged
-                text = (
-                    f"Key {_names(missing)} not found in checkpoint {os.fspath(save_path)}, which"
-                )
-                hint = "Give Saver its variables, or a dict of its names to variables."
-                raise errors.NotFoundError(f"{text} has {_names(present)}. {hint}")
-            entries = archive.entries(variables)
-            shapes = {name: self._shape(name, v, entries[name]) for name, v in variables.items()}
-            arrays = archive.arrays(entries)  # no array is larger than its variable
-        values = {v.op.name: arrays[name].reshape(shapes[name]) for name, v in variables.items()}
+            archive.check(variables, ". Give Saver its variables, or a dict of names to variables.")
+            values = {v.op.name: self._value(archive, name, v) for name, v in variables.items()}
         sess._variables.update(values)
 
-    def _shape(self, name: str, variable: Variable, entry: Entry) -> tuple[int, ...]:
-        """Return the shape of an entry's array for a variable. Raises if it does not fit."""
+    def _value(self, archive: Archive, name: str, variable: Variable) -> np.ndarray:
+        """Return the array of an archive for a variable. Raises if it does not fit."""
+        stored, dtype = archive.header(name)
+        shape: Any = stored
+        if self._reshape and variable.shape.num_elements() == math.prod(stored):
+            shape = variable.shape.as_list()
         expected = variable.dtype.base_dtype
-        if expected != entry.dtype:
-            text = f"the variable {variable.name!r} is {expected.name}"
-            raise errors.InvalidArgumentError(f"{name!r} was saved as {entry.dtype}, and {text}")
-        if variable.shape.is_compatible_with(entry.shape):
-            return entry.shape
-        if self._reshape and variable.shape.num_elements() == math.prod(entry.shape):
-            sizes: Any = variable.shape.as_list()
-            return tuple(sizes)
-        text = f"the shape {entry.shape}, and the variable {variable.name!r} has {variable.shape}"
-        raise errors.InvalidArgumentError(
-            f"Assign requires shapes of both tensors to match: {name!r} was saved with {text}"
-        )
+        if dtype != expected or not variable.shape.is_compatible_with(shape):
+            raise errors.InvalidArgumentError(
+                "Assign requires dtypes and shapes of both tensors to match: "
+                f"{name!r} was saved with the shape {stored} and the dtype "
+                f"{dtypes.of(dtype).name}, and the variable {variable.name!r} has "
+                f"{variable.shape} and {expected.name}"
+            )
+        return archive.array(name).reshape(shape)
 
 
 def _by_name(listed: Any) -> dict[str, Variable]:
     """Return variables by their names in a checkpoint."""
-    if listed is None:
-        listed = global_variables()
     if isinstance(listed, Mapping):
         return {str(name): variable_of(v) for name, v in listed.items()}
     if isinstance(listed, Variable) or not isinstance(listed, Iterable):
