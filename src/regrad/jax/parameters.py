@@ -27,7 +27,8 @@ from regrad.jax.primitives import is_float, run_op
 from regrad.jax.ruled import KeyBinding
 from regrad.jax.surgery import Occurrence
 
-LIBRARIES: tuple[str, ...] = (PACKAGE, os.path.dirname(jax.__file__))
+# Flax and Equinox, which call the overridden function for the user, are in the folder of JAX.
+LIBRARIES: tuple[str, ...] = (PACKAGE, os.path.dirname(os.path.dirname(jax.__file__)))
 
 
 class ParameterKey(Key):
