@@ -20,7 +20,6 @@ from regrad.graph.deferred import deferrable
 from regrad.shapes.sizes import differ
 from regrad.shapes.table import shape_of as shape_form
 from regrad.v1.functions import random_ops
-from regrad.v1.functions.conv_gradients import *
 from regrad.v1.functions.convolution import *
 from regrad.v1.functions.convolution import channels_last, to_first, to_last
 from regrad.v1.functions.math import sigmoid as sigmoid

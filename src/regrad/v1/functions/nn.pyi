@@ -4,7 +4,6 @@ from typing import Any, NamedTuple
 
 import regrad as rg
 from regrad.core.op import TensorLike
-from regrad.v1.functions.conv_gradients import *
 from regrad.v1.functions.convolution import *
 from regrad.v1.functions.math import sigmoid as sigmoid
 from regrad.v1.functions.math import tanh as tanh
