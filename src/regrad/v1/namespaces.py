@@ -26,8 +26,6 @@ from regrad.v1.graph.forms import one_op
 from regrad.v1.graph.graphs import current_graph
 from regrad.v1.graph.static_shapes import ShapeLike, TensorShape
 from regrad.v1.graph.tensors import Tensor, face
-from regrad.v1.training import rnn as _rnn
-from regrad.v1.training import rnn_cells as _cells
 
 __all__ = [
     "disable_eager_execution", "disable_v2_behavior", "executing_eagerly", "fft", "fft2d",
@@ -175,10 +173,6 @@ for _shift in ("fftshift", "ifftshift"):  # only tf.signal has these
     delattr(spectral, _shift)
 fft, fft2d, fft3d = _spectral.fft, _spectral.fft2d, _spectral.fft3d
 ifft, ifft2d, ifft3d = _spectral.ifft, _spectral.ifft2d, _spectral.ifft3d
-
-# Recurrent networks are in `tf.nn`, but need variable scopes, which need `tf.nn`.
-rnn_cell: Namespace = Namespace("nn.rnn_cell", _cells)
-_nn.__dict__.update(rnn_cell=rnn_cell, dynamic_rnn=_rnn.dynamic_rnn, static_rnn=_rnn.static_rnn)
 
 _LOG = python_logging.getLogger("regrad.v1")
 logging: SimpleNamespace = SimpleNamespace(

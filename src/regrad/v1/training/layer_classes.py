@@ -10,7 +10,7 @@ from regrad.v1.graph.variables import global_variables
 from regrad.v1.training import layers
 from regrad.v1.training.variable_scopes import VariableScope, variable_scope
 
-__all__ = ["Conv2D", "Dense"]
+__all__ = ["Conv2D", "Dense", "Layer"]
 
 
 class Layer:

@@ -15,8 +15,10 @@ from regrad.v1.graph.control import loop_node
 from regrad.v1.graph.conversion import convert_to_tensor
 from regrad.v1.graph.regions import spec_of
 from regrad.v1.graph.tensors import Tensor
-from regrad.v1.training.rnn_cells import RNNCell
+from regrad.v1.training.rnn_cell import RNNCell
 from regrad.v1.training.variable_scopes import VariableScope, variable_scope
+
+__all__ = ["dynamic_rnn", "static_rnn"]
 
 
 def dynamic_rnn(
