@@ -19,6 +19,7 @@ from regrad.v1.graph.static_shapes import TensorShape
 from regrad.v1.graph.tensors import Tensor
 from regrad.v1.graph.variables import Variable
 from regrad.v1.training import initializers
+from regrad.v1.training.layer_classes import WithScope
 from regrad.v1.training.variable_scopes import (
     Initial,
     VariableScope,
@@ -48,7 +49,7 @@ class LSTMStateTuple(namedtuple("LSTMStateTuple", ("c", "h"))):
         return self.c.dtype
 
 
-class RNNCell:
+class RNNCell(WithScope):
     """A cell, which maps an input and a state to an output and the next state.
 
     Derived classes define `state_size`, `output_size`, and either `call(inputs, state)` or
@@ -80,7 +81,6 @@ class RNNCell:
     dtype: Any = None
     _name: str | None = None
     _reuse: Any = None
-    _scope: VariableScope | None = None
 
     def __init__(
         self, trainable: bool = True, name: str | None = None,
@@ -103,14 +103,6 @@ class RNNCell:
     def output_size(self) -> Any:
         """The size of the output, or a container of sizes."""
         raise NotImplementedError("a cell must define state_size and output_size")
-
-    def _in_scope(self, kind: str) -> list[Any]:
-        return getattr(self._scope, kind)() if self._scope else []
-
-    variables: property = property(lambda self: self._in_scope("global_variables"))
-    trainable_variables: property = property(lambda self: self._in_scope("trainable_variables"))
-    weights: property = property(lambda self: self.variables)
-    trainable_weights: property = property(lambda self: self.trainable_variables)
 
     def __call__(
         self, inputs: Any, state: Any, scope: str | VariableScope | None = None, **options: Any
@@ -471,8 +463,7 @@ class DropoutWrapper(RNNCell):
 
     state_size: Any = property(lambda self: self._cell.state_size)
     output_size: Any = property(lambda self: self._cell.output_size)
-    variables: Any = property(lambda self: self._cell.variables)
-    trainable_variables: Any = property(lambda self: self._cell.trainable_variables)
+    _scope: Any = property(lambda self: self._cell._scope)
 
     def __call__(
         self, inputs: Any, state: Any, scope: str | VariableScope | None = None, **options: Any
