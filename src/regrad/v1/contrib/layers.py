@@ -527,7 +527,8 @@ def avg_pool2d():
     """
 
 
-relu, convolution2d = fully_connected, conv2d
+relu: Layer = fully_connected
+convolution2d: Layer = conv2d
 __all__ = listed(
     __name__, "convolution2d l1_regularizer l2_regularizer relu variance_scaling_initializer "
     "xavier_initializer xavier_initializer_conv2d", "tf.contrib.layers",

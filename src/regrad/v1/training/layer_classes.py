@@ -88,7 +88,7 @@ class Dense(Layer):
     ['dense/kernel', 'dense/bias'] (3, 2)
     """
 
-    function = staticmethod(layers.dense)
+    function: Callable[..., Any] = staticmethod(layers.dense)
 
 
 class Conv2D(Layer):
@@ -107,4 +107,4 @@ class Conv2D(Layer):
     (2, 6, 6, 8) first/kernel
     """
 
-    function = staticmethod(layers.conv2d)
+    function: Callable[..., Any] = staticmethod(layers.conv2d)
