@@ -6,11 +6,13 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any
 
+from regrad.core.signatures import helpful
 from regrad.core.tensor import TensorLike
 from regrad.v1 import dtypes
 from regrad.v1.contrib.framework import add_arg_scope
 from regrad.v1.functions import nn, reductions
 from regrad.v1.functions.arrays import identity
+from regrad.v1.functions.convolution import channels_last
 from regrad.v1.graph.control import group
 from regrad.v1.graph.conversion import convert_to_tensor
 from regrad.v1.graph.graphs import (
@@ -35,7 +37,6 @@ NAMES = {
     "decay": "momentum",
 }  # fmt: skip
 VARIABLES = {"kernel": "weights", "bias": "biases"}
-FORMATS = {None: "channels_last", "NHWC": "channels_last", "NCHW": "channels_first"}
 
 
 # -- initializers and regularizers -----------------------------------------------------------------
@@ -207,11 +208,15 @@ def _scope_of(y: Tensor) -> Any:
     return name_scope(y.op.name.rpartition("/")[0] + "/")
 
 
+def _layout(data_format: str | None) -> str:
+    return "channels_last" if channels_last(data_format, 2) else "channels_first"
+
+
 def _layer(default: str, layer: Layer, **settings: Any) -> Callable[[Layer], Layer]:
     """Make a layer from a layer of `tf.layers`. Its variable scope is by default `default`."""
-    settings = {"scope": None, "data_format": FORMATS.__getitem__, **settings}
+    settings = {"scope": None, "data_format": _layout, **settings}
     make = row("tf.contrib.layers", None, layer, call=partial(_call, default), **settings)
-    return lambda declared: add_arg_scope(make(declared))
+    return lambda declared: helpful(declared.__name__)(add_arg_scope(make(declared)))
 
 
 # -- layers with weights ---------------------------------------------------------------------------
