@@ -286,7 +286,8 @@ def test_the_differences_are_those_of_the_page():
     page = (DOCS / "tf1.md").read_text(encoding="utf-8")
     rows = {tuple(line.strip("| ").split(" | ")[::2]) for line in page.splitlines()}
     assert [row for row in DIFFERENCES if row[1:] not in rows] == []
-    known = {name for space in (tf, tf.math, tf.nn, tf.summary, tf.train) for name in vars(space)}
+    spaces = tf, tf.math, tf.nn, tf.summary, tf.train
+    known = {name for space in spaces for name in vars(space)}
     keys = {key for row in DIFFERENCES for key in row[0].split()}
     assert {key for key in keys - known if key.islower()} <= {
         "rfft2d", "rfft3d", "irfft2d", "irfft3d", "read_data_sets", "scalar", "merge",
