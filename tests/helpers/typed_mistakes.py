@@ -2,6 +2,7 @@
 """What type checkers must refuse (tests/project/test_types.py): each marked line is an error."""
 
 import regrad as rg
+import regrad.v1 as tf
 
 x = rg.tensor([1.0, 2.0])
 
@@ -30,3 +31,6 @@ rg.grad(f, unconnected="nothing")  # error: a choice that grad does not have
 rg.grad(f)(x, n=2).nosuch  # error: of a gradient
 rg.value_and_grad(f)(x, n=2).nosuch  # error: of the pair of value and gradient
 x.shape.nosuch  # error: of a shape
+tf.nn.nosuch(x)  # error: a name that a namespace lacks
+tf.nn.dynamic_rnn(tf.nn.rnn_cell.GRUCell(3), x, time_majr=True)  # error: an option that it lacks
+tf.layers.nosuch(x)  # error: a name that a namespace lacks

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 import regrad as rg
+import regrad.v1 as tf
 
 Weights = dict[str, rg.Tensor]
 
@@ -79,7 +80,18 @@ def descend(x: rg.Tensor, steps: int) -> rg.Tensor:
     return x
 
 
+def recurrent() -> list[int]:
+    """The sizes of the outputs of a network of a cell and of a layer."""
+    with tf.Graph().as_default():
+        cells = tf.nn.rnn_cell.GRUCell(3), tf.nn.rnn_cell.BasicRNNCell(3)
+        dense, x = tf.layers.Dense(2), tf.ones([1, 5, 4])
+        y = tf.nn.relu(tf.nn.bidirectional_dynamic_rnn(*cells, x, dtype=tf.float32)[0][1])
+        z = tf.nn.dynamic_rnn(tf.nn.rnn_cell.LSTMCell(3), y, dtype=tf.float32)[0]
+        return [dense(z).shape[-1].value, tf.layers.flatten(z).shape[-1].value]
+
+
 def main() -> float:
+    assert recurrent() == [2, 15]
     data = rg.tensor([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0], [7.0, 8.0]])
     weights: Weights = {"w": rg.ones((2, 2)), "b": rg.zeros(2)}
     for batch in batches(data, 2):

@@ -135,6 +135,15 @@ def test_dropout_in_training_only(session):
     assert set(kept) == {0.0, np.float32(1.25)} and 0.7 < (kept > 0).mean() < 0.9
 
 
+@pytest.mark.parametrize(("call", "error", "message"), [
+    (lambda: layers.conv2d(IMAGE, 4, 3, data_format="NCWH"), ValueError, "conv2d.*'NHWC'"),
+    (lambda: layers.fully_connected(X), TypeError, "fully_connected: missing.*'num_outputs'"),
+    (lambda: layers.max_pool2d(IMAGE, 2, strides=2), TypeError, "max_pool2d.*'strides'.*stride"),
+])  # fmt: skip
+def test_errors_name_the_layer(call, error, message):
+    refused(call, error, message)
+
+
 # -- arg_scope -------------------------------------------------------------------------------------
 
 

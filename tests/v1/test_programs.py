@@ -13,7 +13,7 @@ import pytest
 import regrad.v1 as tf
 from regrad.errors import MissingPackageError
 from regrad.v1 import __main__ as runner
-from regrad.v1 import app, summary
+from regrad.v1 import app, errors
 from regrad.v1.errors import InstallError, NoEffectWarning
 from regrad.v1.programs import digits
 from regrad.v1.programs.differences import DIFFERENCES
@@ -32,8 +32,7 @@ def clean(monkeypatch):
     """No flags are defined, nothing was said yet, and the program's arguments are undone."""
     monkeypatch.setattr(sys, "argv", ["test"])
     monkeypatch.setattr(sys, "path", [*sys.path])
-    monkeypatch.setattr(summary, "_SAID", [])
-    monkeypatch.setattr(digits, "_SAID", [])
+    monkeypatch.setattr(errors, "SAID", set())
     for key, value in vars(app.Flags()).items():
         monkeypatch.setitem(app.FLAGS.__dict__, key, value)
     known = set(app.FLAGS.__dict__)

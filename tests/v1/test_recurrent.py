@@ -332,6 +332,49 @@ def test_an_lstm_is_the_lstm_of_torch(either):
         np.testing.assert_allclose(a, b.detach().numpy(), rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.parametrize("build", ["static", "dynamic", "time major"])
+@pytest.mark.parametrize("lengths", [None, [4, 0, 2]], ids=["whole", "lengths"])
+@pytest.mark.parametrize("kind", ["gru_cell", "lstm_cell"])
+def test_two_directions_are_two_runs_of_which_one_has_reversed_sequences(
+    kind, lengths, build, either
+):
+    make = KINDS[kind][0]
+    x, turned = (tf.placeholder(tf.float64, [BATCH, TIME, DEPTH]) for _ in range(2))
+    options, swap = {"sequence_length": lengths, "dtype": tf.float64}, [1, 0, 2]
+    if build == "static":
+        listed = tf.nn.static_bidirectional_rnn(make(), make(), tf.unstack(x, axis=1), **options)
+        both, last = tf.stack(listed[0], 1), listed[1:]
+    else:
+        xs = tf.transpose(x, swap) if build == "time major" else x
+        pair, last = tf.nn.bidirectional_dynamic_rnn(
+            make(), make(), xs, time_major=xs is not x, **options
+        )
+        both = tf.concat(pair, 2)
+        both = both if xs is x else tf.transpose(both, swap)
+    with tf.variable_scope("bidirectional_rnn", reuse=True):
+        y, first = tf.nn.dynamic_rnn(make(), x, scope="fw", **options)
+        z, second = tf.nn.dynamic_rnn(make(), turned, scope="bw", **options)
+    ws = [v for v in tf.trainable_variables() if "/bw/" in v.name]
+    half = both[..., both.shape[2].value // 2 :]
+    found, due = ([*tf.gradients(tf.sin(out), [at, *ws])] for out, at in ((half, x), (z, turned)))
+    initialized(either)
+    scatter(either)
+
+    def reverse(rows):
+        ends = lengths or [TIME] * BATCH
+        return np.stack([[*a[:n][::-1], *a[n:]] for a, n in zip(rows, ends, strict=True)])
+
+    feed = {x: SEQUENCES, turned: reverse(SEQUENCES)}
+    a, b, *more = either.run([both, y, z, last, (first, second), found, due], feed)
+    np.testing.assert_allclose(a, np.concatenate([b, reverse(more[0])], 2), rtol=1e-12)
+    for a, b in zip(more[1], more[2], strict=True):
+        for p, q in zip(tuple_of(a), tuple_of(b), strict=True):
+            np.testing.assert_allclose(p, q, rtol=1e-12)
+    more[4][0] = reverse(more[4][0])
+    for a, b in zip(more[3], more[4], strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-10, atol=1e-13)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_static_rnn_and_time_major_are_the_same_network(kind, either):
     make = KINDS[kind][0]

@@ -23,8 +23,10 @@ from regrad.v1 import app as app
 from regrad.v1 import array_grad as array_grad
 from regrad.v1 import contrib as contrib
 from regrad.v1 import errors as errors
+from regrad.v1 import layers as layers
 from regrad.v1 import math_grad as math_grad
 from regrad.v1 import metrics as metrics
+from regrad.v1 import nn as nn
 from regrad.v1 import nn_grad as nn_grad
 from regrad.v1 import summary as summary
 from regrad.v1 import train as train
@@ -34,7 +36,6 @@ from regrad.v1.functions import bitwise as bitwise
 from regrad.v1.functions import image as image
 from regrad.v1.functions import linalg as matrices
 from regrad.v1.functions import losses as losses
-from regrad.v1.functions import nn as nn
 from regrad.v1.functions import operators as _operators  # noqa: F401 (sets operators)
 from regrad.v1.functions.arrays import *
 from regrad.v1.functions.blocks import *
@@ -65,8 +66,6 @@ from regrad.v1.programs import inside as _inside  # noqa: F401
 from regrad.v1.programs.install import *
 from regrad.v1.run.session import *
 from regrad.v1.training import initializers as initializers
-from regrad.v1.training import layer_classes as _classes
-from regrad.v1.training import layers as layers
 from regrad.v1.training.initializers import *
 from regrad.v1.training.variable_scopes import *
 
@@ -78,7 +77,6 @@ NoGradient = no_gradient = NotDifferentiable
 mul, sub, neg = multiply, subtract, negative
 pack, unpack = stack, unstack
 flags = app.flags
-layers.__dict__.update(Conv2D=_classes.Conv2D, Dense=_classes.Dense, Layer=_classes.Layer)
 arg_max, arg_min = argmax, argmin
 
 compat: ModuleType = sys.modules[__name__]
@@ -94,3 +92,4 @@ for _module in (
     _label = f"contrib.{_label}" if ".contrib." in _module.__name__ else _label
     _answer_in(_module, _WRITTEN_OUT)
     uncovered.refuse_in(_module, f"tf.{_label}".rstrip("."))
+uncovered.refuse_in(nn.rnn_cell, "tf.nn.rnn_cell")

@@ -82,25 +82,26 @@ def _definer(name: str, convert: Callable[[str], Any], example: str) -> Callable
         >>> tf.flags.FLAGS.{name}_of_docs
         {example}
         """
-        setting: dict[str, Any] = {"type": convert, "default": default_value}
         dest = flag_name.replace("-", "_")
+        setting: dict[str, Any] = {"dest": dest, "default": default_value}
         FLAGS._flag_names.add(dest)
         if convert is _boolean:
+            negated = f"--no{flag_name}", f"-no{flag_name}"
+            FLAGS._parser.add_argument(*negated, action="store_false", **setting)
             setting |= {"nargs": "?", "const": True}
-            FLAGS._parser.add_argument(f"--no{flag_name}", f"-no{flag_name}", dest=dest,
-                                       action="store_false", default=default_value)  # fmt: skip
-        text = docstring.replace("%", "%%")
-        names = f"--{flag_name}", f"-{flag_name}"
-        FLAGS._parser.add_argument(*names, dest=dest, help=text, **setting)
+        setting |= {"type": convert, "help": docstring.replace("%", "%%")}
+        FLAGS._parser.add_argument(f"--{flag_name}", f"-{flag_name}", **setting)
 
     return fill_in(define, name, example=example)
 
 
+# How the command line's text becomes a value, and an example.
+KINDS: dict[str, tuple[Callable[[str], Any], str]] = {
+    "DEFINE_string": (str, "'a'"), "DEFINE_integer": (int, "3"), "DEFINE_float": (float, "0.5"),
+    "DEFINE_boolean": (_boolean, "True"),
+}  # fmt: skip
 flags = ModuleType("regrad.v1.flags", "The functions of `tf.app.flags`.")
-vars(flags).update(FLAGS=FLAGS, DEFINE_string=_definer("DEFINE_string", str, "'a'"))
-vars(flags).update(DEFINE_integer=_definer("DEFINE_integer", int, "3"))
-vars(flags).update(DEFINE_float=_definer("DEFINE_float", float, "0.5"))
-vars(flags).update(DEFINE_boolean=_definer("DEFINE_boolean", _boolean, "True"))
+vars(flags).update({name: _definer(name, *kind) for name, kind in KINDS.items()}, FLAGS=FLAGS)
 vars(flags).update(DEFINE_bool=vars(flags)["DEFINE_boolean"])
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from regrad.core import dims
+from regrad.core.callers import warn_caller
 from regrad.errors import CheckpointError, InvalidValueError, RegradError, ShapeError
 from regrad.graph.graph import Node
 from regrad.v1.graph.node_defs import NodeDef
@@ -73,6 +74,16 @@ class ClosedError(RegradError, RuntimeError):
 
 class NoEffectWarning(UserWarning):
     """A part of a TensorFlow 1 program runs, and has no effect or another effect."""
+
+
+SAID: set[str] = set()  # the warnings of this process
+
+
+def warn_once(text: str) -> None:
+    """Give a NoEffectWarning, once in a process."""
+    if text not in SAID:
+        SAID.add(text)
+        warn_caller(text, NoEffectWarning)
 
 
 class InstallError(RegradError, ImportError):

@@ -27,8 +27,6 @@ from regrad.v1.graph.forms import one_op
 from regrad.v1.graph.graphs import current_graph
 from regrad.v1.graph.static_shapes import ShapeLike, TensorShape
 from regrad.v1.graph.tensors import Tensor, face
-from regrad.v1.training import rnn as _rnn
-from regrad.v1.training import rnn_cells as _cells
 
 __all__ = [
     "disable_eager_execution", "disable_v2_behavior", "executing_eagerly", "fft", "fft2d",
@@ -174,10 +172,6 @@ spectral: Namespace = Namespace("spectral", _spectral)
 signal: Namespace = Namespace("signal", _spectral)
 for _shift in ("fftshift", "ifftshift"):  # only tf.signal has these
     delattr(spectral, _shift)
-
-# Recurrent networks are in `tf.nn`, but need variable scopes, which need `tf.nn`.
-rnn_cell: Namespace = Namespace("nn.rnn_cell", _cells)
-_nn.__dict__.update(rnn_cell=rnn_cell, dynamic_rnn=_rnn.dynamic_rnn, static_rnn=_rnn.static_rnn)
 
 _LOG = python_logging.getLogger("regrad.v1")
 logging: SimpleNamespace = SimpleNamespace(

@@ -6,23 +6,23 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from regrad.core.callers import warn_caller
 from regrad.core.tensor import TensorLike
-from regrad.v1.errors import NoEffectWarning
+from regrad.v1.errors import warn_once
 from regrad.v1.graph.conversion import constant
 from regrad.v1.graph.graphs import GraphKeys, get_collection, get_default_graph
 from regrad.v1.graph.row_docs import fill_in
 
 __all__ = ["FileWriter", "audio", "histogram", "image", "merge", "merge_all", "scalar", "text"]
 
-_SAID: list[str] = []  # the warning is given once in a process
+TEXT = "tf.summary writes no files in regrad.v1; print or plot the results of session.run"
 
 
-def _say_once() -> None:
-    if not _SAID:
-        _SAID.append("summary")
-        text = "tf.summary writes no files in regrad.v1; print or plot the results of session.run"
-        warn_caller(text, NoEffectWarning)
+def _empty(name: str, collections: Sequence[str] | None) -> Any:
+    """Return an empty string tensor, which is added to collections."""
+    warn_once(TEXT)
+    made = constant(b"", name=name)
+    get_default_graph().add_to_collections(collections, made)
+    return made
 
 
 def _recorder(name: str) -> Callable[..., Any]:
@@ -48,11 +48,8 @@ def _recorder(name: str) -> Callable[..., Any]:
         ...     print(sess.run(tf.summary.{name}("loss", tf.constant(1.0))))
         b''
         """
-        _say_once()
-        made = constant(b"", name=re.sub(r"[^-/.A-Za-z0-9_]", "_", name).lstrip("/_") or "summary")
-        keys = [GraphKeys.SUMMARIES] if collections is None else collections
-        get_default_graph().add_to_collections(keys, made)
-        return made
+        known = re.sub(r"[^-/.A-Za-z0-9_]", "_", name).lstrip("/_") or "summary"
+        return _empty(known, [GraphKeys.SUMMARIES] if collections is None else collections)
 
     return fill_in(record, name)
 
@@ -86,10 +83,7 @@ def merge(
     ...     print(sess.run(tf.summary.merge([tf.summary.scalar("loss", 1.0)])))
     b''
     """
-    _say_once()
-    made = constant(b"", name=name or "Merge/MergeSummary")
-    get_default_graph().add_to_collections(collections, made)
-    return made
+    return _empty(name or "Merge/MergeSummary", collections)
 
 
 def merge_all(key: str = GraphKeys.SUMMARIES, scope: str | None = None) -> Any:
@@ -131,7 +125,7 @@ class FileWriter:
     """
 
     def __init__(self, logdir: str, *options: Any, **further: Any) -> None:
-        _say_once()
+        warn_once(TEXT)
         self._logdir = logdir
 
     def get_logdir(self) -> str:

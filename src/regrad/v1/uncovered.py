@@ -46,7 +46,6 @@ _REPLACED = {
     "tf.variable_scope(..., custom_getter=...)": "variable_creator_scope",
     "one tf.Variable": "PartitionedVariable",
     "tf.Assert of tf.is_finite": "add_check_numerics_ops",
-    "tf.nn.dynamic_rnn, twice": "nn.bidirectional_dynamic_rnn",
     "PyTorch's function or your own, through tf.py_func with a gradient": "nn.ctc_",
     "tf.nn.sampled candidates drawn with NumPy and fed": "nn.nce_loss",
     "tf.nn.softmax_cross_entropy_with_logits_v2": "nn.sampled_softmax_loss",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from regrad.core.dims import UnknownRank
@@ -16,6 +17,7 @@ from regrad.v1.graph.conversion import convert_to_tensor, same_dtype
 from regrad.v1.graph.graphs import control_dependencies, name_scope
 from regrad.v1.graph.python_ops import Assert
 from regrad.v1.graph.row_docs import fill_in
+from regrad.v1.graph.rows import define
 from regrad.v1.graph.tensors import Operation
 
 __all__ = [
@@ -26,33 +28,27 @@ __all__ = [
 
 
 def _check(
-    name: str | None, words: str, holds: Callable[[Any, Any], Any], x: Any, y: Any, data: Any,
-    summarize: int | None, message: str | None,
+    label: str, _: str, name: str, holds: Callable[..., Any], x: Any, y: Any = 0, *,
+    data: Any, summarize: int | None, message: str | None,
 ) -> Operation:  # fmt: skip
     """Return an op that raises in the run unless a comparison holds for all elements."""
-    with name_scope(name, words):
-        x, y = same_dtype(words, x, y)
-        shown = [
-            message or "",
-            f"Condition x {words.removeprefix('assert_')} y did not hold:",
-            x,
-            y,
-        ]
-        return Assert(reduce_all(holds(x, y)), data or shown, summarize)
+    with name_scope(name):
+        x, y = same_dtype(label, x, y)
+        words = f"Condition x {label.removeprefix('assert_')} y did not hold:"
+        return Assert(reduce_all(holds(x, y)), data or [message or "", words, x, y], summarize)
 
 
-def _comparison(name: str, holds: Callable[[Any, Any], Any], what: str, shown: str) -> Any:
-    def check(
-        x: TensorLike, y: TensorLike, data: Any = None, summarize: int | None = None,
-        message: str | None = None, name: str | None = None,
-    ) -> Operation:  # fmt: skip
-        """Return an op that raises in the run unless all elements of x {what} the elements of y.
+def _elements(
+    name: str, holds: Callable[..., Any], what: str, shown: str, tensors: str = "x, y"
+) -> Any:
+    def check() -> None:
+        """Return an op that raises in the run unless all elements of x {what}.
 
-        Make the ops that rely on it in `with tf.control_dependencies([tf.{name}(…)])`.
+        Make the ops that rely on it in `with tf.control_dependencies([tf.{name}(…)])`. Shapes
+        broadcast.
 
         Args:
-            x, y: Tensors or arrays, or numbers. Shapes broadcast.
-            data: Tensors that the error shows, by default x and y.
+            data: Tensors that the error shows, by default both sides of the comparison.
             summarize: The number of elements to show of each tensor, by default 3.
             message: The first words of the error.
 
@@ -60,51 +56,18 @@ def _comparison(name: str, holds: Callable[[Any, Any], Any], what: str, shown: s
             The Operation.
 
         Raises:
+            DTypeError: the dtypes differ, or an argument cannot become a tensor.
             InvalidArgumentError: in the run, the condition does not hold.
 
-        Op type: `Assert`. Source: `tf.{name}`.
-
-        >>> import regrad.v1 as tf
         >>> with tf.Graph().as_default(), tf.Session() as sess:
-        ...     print(sess.run(tf.{name}(tf.constant({shown}), 2)))
+        ...     print(sess.run(tf.{name}({shown})))
         None
         """
-        return _check(name, label, holds, x, y, data, summarize, message)
 
-    label = name
-    return fill_in(check, name, what=what, shown=shown)
-
-
-def _sign(name: str, holds: Callable[[Any, Any], Any], what: str, shown: str) -> Any:
-    def check(
-        x: TensorLike, data: Any = None, summarize: int | None = None, message: str | None = None,
-        name: str | None = None,
-    ) -> Operation:  # fmt: skip
-        """Return an op that raises in the run unless all elements of x are {what}.
-
-        Args:
-            x: A tensor or array, or a number.
-            data: Tensors that the error shows, by default x and 0.
-            summarize: The number of elements to show of each tensor, by default 3.
-            message: The first words of the error.
-
-        Returns:
-            The Operation.
-
-        Raises:
-            InvalidArgumentError: in the run, the condition does not hold.
-
-        Op type: `Assert`. Source: `tf.{name}`.
-
-        >>> import regrad.v1 as tf
-        >>> with tf.Graph().as_default(), tf.Session() as sess:
-        ...     print(sess.run(tf.{name}(tf.constant({shown}))))
-        None
-        """
-        return _check(name, label, holds, x, 0, data, summarize, message)
-
-    label = name
-    return fill_in(check, name, what=what, shown=shown)
+    declared = f"tf.{name}({tensors}, data=None, summarize=None, message=None)"
+    doc = fill_in(check, name, what=what, shown=shown).__doc__
+    options: Any = {"scope": name, "doc": doc, "returns": "Operation"}
+    return define(declared, "Assert", holds, call=partial(_check, name), **options)
 
 
 def _ranked(name: str, holds: Callable[[Any, Any], Any], what: str) -> Any:
@@ -138,7 +101,8 @@ def _ranked(name: str, holds: Callable[[Any, Any], Any], what: str) -> Any:
         x = convert_to_tensor(x)
         shape = x._symbol.shape
         if isinstance(shape, UnknownRank):
-            return _check(name, label, holds, _rank(x), rank, data, summarize, message)
+            options: Any = {"data": data, "summarize": summarize, "message": message}
+            return _check(label, "Assert", name or label, holds, _rank(x), rank, **options)
         if not holds(len(shape), rank):
             raise ShapeError(f"{label}: {message or 'wrong rank'}: expected {what} {rank}, got {x}")
         return no_op(name or label)
@@ -148,18 +112,23 @@ def _ranked(name: str, holds: Callable[[Any, Any], Any], what: str) -> Any:
 
 
 _rank = rank
-assert_equal: Any = _comparison("assert_equal", math.equal, "equal", "2")
-assert_none_equal: Any
-assert_none_equal = _comparison("assert_none_equal", math.not_equal, "differ from", "1")
-assert_less: Any = _comparison("assert_less", math.less, "are less than", "1")
-assert_less_equal: Any = _comparison("assert_less_equal", math.less_equal, "are at most", "1")
-assert_greater: Any = _comparison("assert_greater", math.greater, "are greater than", "3")
+assert_equal: Any = _elements("assert_equal", math.equal, "equal y", "2, 2")
+assert_none_equal: Any = _elements("assert_none_equal", math.not_equal, "differ from y", "1, 2")
+assert_less: Any = _elements("assert_less", math.less, "are less than y", "1, 2")
+assert_less_equal: Any = _elements("assert_less_equal", math.less_equal, "are at most y", "1, 2")
+assert_greater: Any = _elements("assert_greater", math.greater, "are greater than y", "3, 2")
 assert_greater_equal: Any
-assert_greater_equal = _comparison("assert_greater_equal", math.greater_equal, "are at least", "3")
-assert_positive: Any = _sign("assert_positive", math.greater, "positive", "2")
-assert_negative: Any = _sign("assert_negative", math.less, "negative", "-2")
-assert_non_negative: Any = _sign("assert_non_negative", math.greater_equal, "at least 0", "2")
-assert_non_positive: Any = _sign("assert_non_positive", math.less_equal, "at most 0", "-2")
+assert_greater_equal = _elements(
+    "assert_greater_equal", math.greater_equal, "are at least y", "3, 2"
+)
+assert_positive: Any = _elements("assert_positive", math.greater, "are positive", "2", "x")
+assert_negative: Any = _elements("assert_negative", math.less, "are negative", "-2", "x")
+assert_non_negative: Any
+assert_non_negative = _elements(
+    "assert_non_negative", math.greater_equal, "are at least 0", "2", "x"
+)
+assert_non_positive: Any
+assert_non_positive = _elements("assert_non_positive", math.less_equal, "are at most 0", "-2", "x")
 assert_rank: Any = _ranked("assert_rank", lambda x, y: x == y, "equal to")
 assert_rank_at_least: Any = _ranked("assert_rank_at_least", lambda x, y: x >= y, "at least")
 

@@ -294,6 +294,78 @@ def conv3d_transpose(
 
 
 @written("tf.nn")
+def conv2d_backprop_input(
+    input_sizes, filter, out_backprop, strides, padding, use_cudnn_on_gpu=True, data_format="NHWC",
+    dilations=(1, 1, 1, 1), name=None,
+):  # fmt: skip
+    """Return the gradient of `conv2d` with respect to the images; see `conv2d_transpose`.
+
+    Args:
+        input_sizes: The shape of the images, a tensor of integers or a list.
+        filter: The filter of the convolution, (height, width, in, out).
+        out_backprop: The gradient of the result.
+        strides, padding, data_format, dilations: The arguments of the convolution.
+        use_cudnn_on_gpu: Without effect.
+
+    Returns:
+        A tensor of the shape `input_sizes`.
+
+    Op type: `Conv2DBackpropInput`. Source: `tf.nn.conv2d_backprop_input`.
+
+    >>> import regrad.v1 as tf
+    >>> with tf.Graph().as_default():
+    ...     dy, w = tf.zeros([1, 4, 4, 5]), tf.zeros([3, 3, 2, 5])
+    ...     print(tf.nn.conv2d_backprop_input([1, 4, 4, 2], w, dy, [1, 1, 1, 1], "SAME").shape)
+    (1, 4, 4, 2)
+    """
+    name = name or "Conv2DBackpropInput"
+    return conv2d_transpose(
+        out_backprop, filter, input_sizes, strides, padding, data_format, name, dilations=dilations
+    )
+
+
+def _by_filter(x: Tensor, dy: Tensor, *, filter_sizes: tuple[Any, ...], **window: Any) -> Any:
+    return rg.find_op("Conv2DBackpropFilter").function(x, dy, filter_sizes, **window)
+
+
+def _only_last(data_format: str | None) -> str | None:
+    if not channels_last(data_format, 2):
+        raise GraphError("conv2d_backprop_filter: data_format must be 'NHWC'")
+    return data_format
+
+
+@_conv(
+    "Conv2DBackpropFilter", _by_filter, call=_slide2, filter_sizes=as_sizes, data_format=_only_last
+)
+def conv2d_backprop_filter(
+    input, filter_sizes, out_backprop, strides, padding, use_cudnn_on_gpu=True, data_format="NHWC",
+    dilations=(1, 1, 1, 1),
+):  # fmt: skip
+    """Return the gradient of `conv2d` with respect to the filter.
+
+    Args:
+        input: The images of the convolution.
+        filter_sizes: The shape of the filter, a tensor of integers or a list.
+        out_backprop: The gradient of the result.
+        strides: The steps of the convolution.
+        padding: The padding of the convolution.
+        data_format: "NHWC".
+        dilations: The dilations of the convolution.
+
+    Returns:
+        A tensor of the shape `filter_sizes`.
+
+    Raises:
+        GraphError: the data format is not supported. The error is a ValueError.
+
+    >>> with tf.Graph().as_default():
+    ...     x, dy = tf.zeros([1, 4, 4, 2]), tf.zeros([1, 4, 4, 5])
+    ...     print(tf.nn.conv2d_backprop_filter(x, [3, 3, 2, 5], dy, [1, 1, 1, 1], "SAME").shape)
+    (3, 3, 2, 5)
+    """
+
+
+@written("tf.nn")
 def convolution(
     input, filter, padding, strides=None, dilation_rate=None, name=None, data_format=None
 ):

@@ -45,6 +45,14 @@ def conv3d_transpose(value: TensorLike, filter: TensorLike = None, output_shape:
     strides: TensorLike = None, padding: str | bytes | Sequence[Sequence[int]] = "SAME",
     data_format: str | None = "NDHWC", name: str | None = None, input: TensorLike = None,
     filters: TensorLike = None, dilations: TensorLike = None) -> Any: ...  # fmt: skip
+def conv2d_backprop_input(input_sizes: TensorLike, filter: TensorLike, out_backprop: TensorLike,
+    strides: TensorLike, padding: str | bytes | Sequence[Sequence[int]], use_cudnn_on_gpu: bool = True,
+    data_format: str | None = "NHWC", dilations: TensorLike = (1, 1, 1, 1),
+    name: str | None = None) -> Any: ...  # fmt: skip
+def conv2d_backprop_filter(input: TensorLike, filter_sizes: TensorLike, out_backprop: TensorLike,
+    strides: TensorLike, padding: str | bytes | Sequence[Sequence[int]], use_cudnn_on_gpu: bool = True,
+    data_format: str | None = "NHWC", dilations: TensorLike = (1, 1, 1, 1),
+    name: str | None = None) -> Any: ...  # fmt: skip
 def convolution(input: TensorLike, filter: TensorLike, padding: str | bytes | Sequence[Sequence[int]],
     strides: TensorLike = None, dilation_rate: TensorLike = None, name: str | None = None,
     data_format: str | None = None) -> Any: ...  # fmt: skip
@@ -69,7 +77,7 @@ def avg_pool3d(value: TensorLike = None, ksize: TensorLike = None, strides: Tens
     """Return the mean of each window of volumes; see `avg_pool`."""
 
 __all__ = [
-    "atrous_conv2d", "avg_pool", "avg_pool3d", "conv1d", "conv2d", "conv2d_transpose", "conv3d",
-    "conv3d_transpose", "convolution", "depthwise_conv2d", "depthwise_conv2d_native", "max_pool",
-    "max_pool3d", "separable_conv2d",
+    "atrous_conv2d", "avg_pool", "avg_pool3d", "conv1d", "conv2d", "conv2d_backprop_filter",
+    "conv2d_backprop_input", "conv2d_transpose", "conv3d", "conv3d_transpose", "convolution",
+    "depthwise_conv2d", "depthwise_conv2d_native", "max_pool", "max_pool3d", "separable_conv2d",
 ]  # fmt: skip

@@ -20,7 +20,6 @@ from regrad.graph.deferred import deferrable
 from regrad.shapes.sizes import differ
 from regrad.shapes.table import shape_of as shape_form
 from regrad.v1.functions import random_ops
-from regrad.v1.functions.conv_gradients import *
 from regrad.v1.functions.convolution import *
 from regrad.v1.functions.convolution import channels_last, to_first, to_last
 from regrad.v1.functions.math import sigmoid as sigmoid
@@ -29,7 +28,7 @@ from regrad.v1.graph.conversion import as_sizes, build, convert_to_tensor, stati
 from regrad.v1.graph.forms import axes_of, one_op, renamed, scope, shape_of, tensor
 from regrad.v1.graph.graphs import current_graph
 from regrad.v1.graph.kinds import ANY, FLOATS, INEXACT, REALS
-from regrad.v1.graph.rows import TENSOR, define, row, written
+from regrad.v1.graph.rows import TENSOR, define, listed, row, written
 from regrad.v1.graph.tensors import is_tensor
 from regrad.v1.graph.values import alike, constant_value, ensure, floats, indices_from_zero
 
@@ -805,3 +804,6 @@ def _is_in(predictions: rg.Tensor, targets: rg.Tensor, k: int) -> Any:
     chosen = rg.take_along_axis(predictions, rg.expand_dims(targets, -1), axis=-1)
     above = rg.sum(rg.astype(rg.greater(predictions, chosen), rg.int32), axis=-1)
     return rg.logical_and(rg.less(above, k), rg.isfinite(rg.squeeze(chosen, axis=-1)))
+
+
+__all__ = listed(__name__, "FusedBatchNorm TopKV2 bias_add leaky_relu lrn", "tf.nn")

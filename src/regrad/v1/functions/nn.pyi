@@ -4,7 +4,6 @@ from typing import Any, NamedTuple
 
 import regrad as rg
 from regrad.core.op import TensorLike
-from regrad.v1.functions.conv_gradients import *
 from regrad.v1.functions.convolution import *
 from regrad.v1.functions.math import sigmoid as sigmoid
 from regrad.v1.functions.math import tanh as tanh
@@ -85,3 +84,13 @@ def top_k(input: TensorLike, k: TensorLike = 1, sorted: bool = True,
     name: str | None = None) -> Any: ...  # fmt: skip
 def in_top_k(predictions: TensorLike, targets: TensorLike, k: TensorLike,
     name: str | None = None) -> Any: ...  # fmt: skip
+
+__all__ = [
+    "FusedBatchNorm", "TopKV2", "batch_normalization", "bias_add", "crelu", "dropout", "elu",
+    "embedding_lookup", "fused_batch_norm", "in_top_k", "l2_loss", "l2_normalize", "leaky_relu",
+    "local_response_normalization", "log_poisson_loss", "log_softmax", "lrn", "moments", "relu",
+    "relu6", "relu_layer", "selu", "sigmoid_cross_entropy_with_logits", "softmax",
+    "softmax_cross_entropy_with_logits", "softmax_cross_entropy_with_logits_v2", "softplus",
+    "softsign", "sparse_softmax_cross_entropy_with_logits", "swish", "top_k",
+    "weighted_cross_entropy_with_logits", "xw_plus_b", "zero_fraction",
+]  # fmt: skip

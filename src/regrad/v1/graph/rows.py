@@ -165,14 +165,14 @@ def row(
         op_type, kinds: See `define`.
         function: The function that computes the row, by default the decorated function.
         deferred: Whether the decorated function reads sizes; see `deferrable`.
-        then: A function with the last parameters, which several rows share.
+        then: A function with the last parameters, which several rows share. A parameter of the
+            decorated function takes precedence.
         settings: See `_made`.
     """
 
     def decorate(written: Callable[..., Any]) -> Callable[..., Any]:
-        declared = {**inspect.signature(written).parameters}
-        if then is not None:
-            declared |= inspect.signature(then).parameters
+        own = inspect.signature(written).parameters
+        declared = {**own, **(inspect.signature(then).parameters if then else {}), **own}
         parameters = [
             p if p.annotation in SHOWN and _role(p, settings) is not as_sizes
             else p.replace(annotation=MISSING)

@@ -6,14 +6,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from regrad.core.callers import warn_caller
 from regrad.core.extras import needed
 from regrad.v1 import dtypes
-from regrad.v1.errors import NoEffectWarning
+from regrad.v1.errors import warn_once
 
 __all__ = ["DataSet", "Datasets", "read_data_sets"]
 
-_SAID: list[str] = []  # the warning is given once in a process
 TEST = 297  # images of the test set; 1,797 in all
 
 
@@ -105,13 +103,10 @@ def read_data_sets(
     ((1300, 784), 200, (297, 10))
     """
     sklearn = needed("sklearn.datasets", "examples", "input_data.read_data_sets")
-    if not _SAID:
-        _SAID.append("digits")
-        text = (
-            "input_data.read_data_sets returns the 1,797 digits of scikit-learn in regrad.v1, "
-            "enlarged to 28x28 pixels, not MNIST"
-        )
-        warn_caller(text, NoEffectWarning)
+    warn_once(
+        "input_data.read_data_sets returns the 1,797 digits of scikit-learn in regrad.v1, "
+        "enlarged to 28x28 pixels, not MNIST"
+    )
     pixels, numbers = sklearn.load_digits(return_X_y=True)
     large = np.kron(pixels.reshape(-1, 8, 8), np.ones((3, 3)))
     images = np.pad(large, [(0, 0), (2, 2), (2, 2)])[..., np.newaxis] / 16

@@ -6,14 +6,32 @@ from collections.abc import Callable
 from typing import Any
 
 from regrad.core.tensor import TensorLike
-from regrad.v1.graph.variables import global_variables
 from regrad.v1.training import layers
 from regrad.v1.training.variable_scopes import VariableScope, variable_scope
 
-__all__ = ["Conv2D", "Dense"]
+__all__ = ["Conv2D", "Dense", "Layer"]
 
 
-class Layer:
+class WithScope:
+    """An object with a variable scope, which its first call opens."""
+
+    _scope: VariableScope | None = None
+
+    @property
+    def variables(self) -> list[Any]:
+        """The variables. The list is empty before the first call."""
+        return self._scope.global_variables() if self._scope else []
+
+    @property
+    def trainable_variables(self) -> list[Any]:
+        """The variables that optimizers change."""
+        return [v for v in self.variables if v.trainable]
+
+    weights = variables
+    trainable_weights = trainable_variables
+
+
+class Layer(WithScope):
     """The base class of layers: a function of `tf.layers` with its arguments except the inputs.
 
     Args:
@@ -28,36 +46,21 @@ class Layer:
     """
 
     function: Callable[..., Any]
-    default: str
 
     def __init__(self, *args: Any, name: str | None = None, **options: Any) -> None:
         self._args, self._options, self._name = args, options, name
-        self._scope: VariableScope | None = None
 
     def __call__(self, inputs: TensorLike, *unused: Any, **without_effect: Any) -> Any:
         """Return the layer's result. The first call makes the variables."""
         reuse = None if self._scope is None else True
         if self._scope is None:
-            with variable_scope(self._name, self.default, auxiliary_name_scope=False) as scope:
+            default = self.function.__name__
+            with variable_scope(self._name, default, auxiliary_name_scope=False) as scope:
                 self._scope = scope
         options: dict[str, Any] = {**self._options, "name": self._scope, "reuse": reuse}
         return self.function(inputs, *self._args, **options)
 
     apply = __call__
-
-    @property
-    def variables(self) -> list[Any]:
-        """The variables. The list is empty before the first call."""
-        return global_variables(f"{self._scope.name}/") if self._scope else []
-
-    weights = variables
-
-    @property
-    def trainable_variables(self) -> list[Any]:
-        """The variables that optimizers change."""
-        return [v for v in self.variables if v.trainable]
-
-    trainable_weights = trainable_variables
 
     def __getattr__(self, name: str) -> Any:
         for variable in self.variables if name in ("kernel", "bias") else ():
@@ -85,8 +88,7 @@ class Dense(Layer):
     ['dense/kernel', 'dense/bias'] (3, 2)
     """
 
-    function = staticmethod(layers.dense)
-    default = "dense"
+    function: Callable[..., Any] = staticmethod(layers.dense)
 
 
 class Conv2D(Layer):
@@ -105,5 +107,4 @@ class Conv2D(Layer):
     (2, 6, 6, 8) first/kernel
     """
 
-    function = staticmethod(layers.conv2d)
-    default = "conv2d"
+    function: Callable[..., Any] = staticmethod(layers.conv2d)

@@ -17,7 +17,7 @@ from regrad.v1.functions.convolution import LAYOUTS
 from regrad.v1.graph.conversion import build, convert_to_tensor, static_value
 from regrad.v1.graph.graphs import GraphKeys, add_to_collection
 from regrad.v1.graph.row_docs import fill_in
-from regrad.v1.graph.rows import plain_value, row, written
+from regrad.v1.graph.rows import listed, plain_value, row, written
 from regrad.v1.graph.tensors import Tensor
 from regrad.v1.graph.values import constant_value, ensure, floats
 from regrad.v1.graph.variables import Variable
@@ -477,3 +477,4 @@ max_pooling2d = _pooling_layer("max_pooling2d", 2, nn.max_pool)
 average_pooling2d = _pooling_layer("average_pooling2d", 2, nn.avg_pool)
 max_pooling3d = _pooling_layer("max_pooling3d", 3, nn.max_pool3d)
 average_pooling3d = _pooling_layer("average_pooling3d", 3, nn.avg_pool3d)
+__all__ = listed(__name__, "flatten", "tf.layers")

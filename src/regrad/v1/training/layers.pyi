@@ -81,3 +81,8 @@ def average_pooling3d(inputs: TensorLike, pool_size: int | Sequence[int], stride
     padding: str | bytes | Sequence[Sequence[int]] = "valid", data_format: str | None = "channels_last",
     name: str | None = None) -> Tensor:  # fmt: skip
     """Return the means of windows, like `tf.nn.avg_pool3d` with sizes for spatial axes only."""
+
+__all__ = [
+    "average_pooling2d", "average_pooling3d", "batch_normalization", "conv1d", "conv2d",
+    "conv2d_transpose", "conv3d", "dense", "dropout", "flatten", "max_pooling2d", "max_pooling3d",
+]  # fmt: skip

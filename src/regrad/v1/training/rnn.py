@@ -1,7 +1,8 @@
-"""Recurrent networks: `tf.nn.dynamic_rnn` and `tf.nn.static_rnn`."""
+"""Recurrent networks: `tf.nn.dynamic_rnn`, `tf.nn.static_rnn`, and both in two directions."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from regrad.core import containers
@@ -9,21 +10,27 @@ from regrad.core.tensor import TensorLike
 from regrad.errors import ArgumentError, GraphError, ShapeError
 from regrad.v1 import dtypes
 from regrad.v1.functions import creation, math
-from regrad.v1.functions.arrays import shape, transpose
+from regrad.v1.functions.arrays import concat, reverse, shape, transpose
 from regrad.v1.functions.loops import leaves_of, over
 from regrad.v1.graph.control import loop_node
 from regrad.v1.graph.conversion import convert_to_tensor
 from regrad.v1.graph.regions import spec_of
 from regrad.v1.graph.tensors import Tensor
-from regrad.v1.training.rnn_cells import RNNCell
-from regrad.v1.training.variable_scopes import VariableScope, variable_scope
+from regrad.v1.training.rnn_cell import RNNCell
+from regrad.v1.training.variable_scopes import VariableScope, get_variable_scope, variable_scope
+
+__all__ = [
+    "bidirectional_dynamic_rnn", "dynamic_rnn", "static_bidirectional_rnn", "static_rnn",
+]  # fmt: skip
+
+DType = dtypes.DTypeLike | None
+Scope = str | VariableScope | None
 
 
 def dynamic_rnn(
     cell: RNNCell, inputs: Any, sequence_length: TensorLike = None, initial_state: Any = None,
-    dtype: dtypes.DTypeLike | None = None, parallel_iterations: int | None = None,
-    swap_memory: bool = False, time_major: bool = False,
-    scope: str | VariableScope | None = None,
+    dtype: DType = None, parallel_iterations: int | None = None, swap_memory: bool = False,
+    time_major: bool = False, scope: Scope = None,
 ) -> tuple[Any, Any]:  # fmt: skip
     """Run a cell over time, in a loop of the graph.
 
@@ -58,30 +65,12 @@ def dynamic_rnn(
     (?, ?, 3) (?, 3)
     """
     with variable_scope(scope or "rnn"):
-        leaves, close = containers.flatten(over(convert_to_tensor, inputs))
-        xs = leaves if time_major else [_turned(x) for x in leaves]
-        for x in xs:
-            if x.shape.ndims is None or None in x.shape.as_list()[2:]:
-                raise GraphError(f"Input size (depth of inputs) must be known, but saw {x}")
-        state, length = _start(cell, xs[0], 1, initial_state, dtype, sequence_length)
-        start, again = containers.flatten(state)
-
-        def body(carries: Any, entries: Any) -> Any:
-            time, *rows = entries
-            y, after = _step(cell, close(rows), again(carries), time, length)
-            ys, close_ys = containers.flatten(y)
-            return [*leaves_of(after), *ys], close_ys
-
-        along = [creation.range(shape(xs[0])[0]), *xs]
-        specs = [spec_of(x._read()) for x in start]
-        found, close_ys = loop_node("while", None, body, start, specs, along)
-        ys = found[len(start) :]
-        return close_ys(ys if time_major else map(_turned, ys)), again(found[: len(start)])
+        return _loop(cell, initial_state, inputs, dtype, sequence_length, time_major)
 
 
 def static_rnn(
-    cell: RNNCell, inputs: Any, initial_state: Any = None, dtype: dtypes.DTypeLike | None = None,
-    sequence_length: TensorLike = None, scope: str | VariableScope | None = None,
+    cell: RNNCell, inputs: Any, initial_state: Any = None, dtype: DType = None,
+    sequence_length: TensorLike = None, scope: Scope = None,
 ) -> tuple[list[Any], Any]:  # fmt: skip
     """Run a cell over a list of inputs, one for each time step, as separate ops.
 
@@ -112,22 +101,150 @@ def static_rnn(
     ...     print(len(ys), h.shape)
     5 (2, 3)
     """
+    with variable_scope(scope or "rnn"):
+        return _unroll(cell, initial_state, inputs, dtype, sequence_length)
+
+
+def bidirectional_dynamic_rnn(
+    cell_fw: RNNCell, cell_bw: RNNCell, inputs: Any, sequence_length: TensorLike = None,
+    initial_state_fw: Any = None, initial_state_bw: Any = None, dtype: DType = None,
+    parallel_iterations: int | None = None, swap_memory: bool = False, time_major: bool = False,
+    scope: Scope = None,
+) -> tuple[tuple[Any, Any], tuple[Any, Any]]:  # fmt: skip
+    """Run a cell over time and another cell backward over time, in loops of the graph.
+
+    Args:
+        cell_fw, cell_bw: The cells. The second cell starts at the end of each sequence.
+        inputs: A tensor of shape `(batch, time, ...)`, or a container of them. The sizes after
+            time must be known.
+        sequence_length: The length of each sequence in the batch. After its end the outputs are 0.
+        initial_state_fw, initial_state_bw: The first states, by default zeros.
+        dtype: The dtype of the zeros.
+        time_major: Whether inputs and outputs have the shape `(time, batch, ...)`.
+        scope: The variable scope, by default `bidirectional_rnn`. The cells are in `fw` and `bw`.
+        parallel_iterations, swap_memory: Without effect.
+
+    Returns:
+        The outputs of both cells, in the order of the inputs, and the last states of both cells.
+
+    Raises:
+        ArgumentError: a cell is not a cell.
+        GraphError: a first state and `dtype` are missing, or a size of the inputs is unknown, or
+            a cell changes the structure of the state.
+        ShapeError: sequence_length is not a vector.
+
+    Source: Schuster & Paliwal 1997; `tf.nn.bidirectional_dynamic_rnn`.
+
+    >>> import regrad.v1 as tf
+    >>> with tf.Graph().as_default():
+    ...     cells = [tf.nn.rnn_cell.BasicRNNCell(3) for _ in range(2)]
+    ...     (y, z), last = tf.nn.bidirectional_dynamic_rnn(
+    ...         *cells, tf.ones([2, 5, 4]), dtype=tf.float32)
+    ...     print(z.shape, tf.trainable_variables()[2].name)
+    (2, 5, 3) bidirectional_rnn/bw/basic_rnn_cell/kernel:0
+    """
+    first, second = (cell_fw, initial_state_fw), (cell_bw, initial_state_bw)
+    given = inputs, dtype, sequence_length, time_major
+    y, z, last, last_bw = _both_ways(scope, _loop, first, second, *given)
+    return (y, z), (last, last_bw)
+
+
+def static_bidirectional_rnn(
+    cell_fw: RNNCell, cell_bw: RNNCell, inputs: Any, initial_state_fw: Any = None,
+    initial_state_bw: Any = None, dtype: DType = None, sequence_length: TensorLike = None,
+    scope: Scope = None,
+) -> tuple[list[Any], Any, Any]:  # fmt: skip
+    """Run a cell over a list of inputs and another cell backward over the list, as separate ops.
+
+    Args:
+        cell_fw, cell_bw: The cells. The second cell starts at the end of each sequence.
+        inputs: A list of tensors of shape `(batch, ...)`, or of containers of them.
+        initial_state_fw, initial_state_bw: The first states, by default zeros.
+        dtype: The dtype of the zeros.
+        sequence_length: The length of each sequence in the batch. After its end the outputs are 0.
+        scope: The variable scope, by default `bidirectional_rnn`. The cells are in `fw` and `bw`.
+
+    Returns:
+        The list of the outputs of both cells, joined along the axis 1, and the last states.
+
+    Raises:
+        ArgumentError: a cell is not a cell, or inputs is not a list.
+        GraphError: inputs is empty, a first state and `dtype` are missing, or a cell changes the
+            structure of the state.
+        ShapeError: sequence_length is not a vector.
+
+    Source: Schuster & Paliwal 1997; `tf.nn.static_bidirectional_rnn`.
+
+    >>> import regrad.v1 as tf
+    >>> with tf.Graph().as_default():
+    ...     xs = tf.unstack(tf.ones([2, 5, 4]), axis=1)
+    ...     cells = [tf.nn.rnn_cell.BasicRNNCell(3) for _ in range(2)]
+    ...     ys, *last = tf.nn.static_bidirectional_rnn(*cells, xs, dtype=tf.float32)
+    ...     print(len(ys), ys[0].shape)
+    5 (2, 6)
+    """
+    first, second = (cell_fw, initial_state_fw), (cell_bw, initial_state_bw)
+    given = inputs, dtype, sequence_length
+    y, z, last, last_bw = _both_ways(scope, _unroll, first, second, *given)
+    join = lambda a, b: concat([a, b], 1)  # noqa: E731
+    return [over(join, *pair) for pair in zip(y, z, strict=True)], last, last_bw
+
+
+def _both_ways(scope: Scope, run: Callable[..., Any], first: Any, second: Any, *given: Any) -> Any:
+    """Return the outputs and the last states of two cells, of which the second goes backward."""
+    with variable_scope(scope or "bidirectional_rnn"):
+        with variable_scope("fw"):
+            y, last = run(*first, *given)
+        with variable_scope("bw"):
+            z, last_bw = run(*second, *given, backward=True)
+    return y, z, last, last_bw
+
+
+def _loop(
+    cell: RNNCell, state: Any, inputs: Any, dtype: DType, length: Any, time_major: bool,
+    backward: bool = False,
+) -> tuple[Any, Any]:  # fmt: skip
+    """Return the outputs and the last state of a loop of the graph."""
+    leaves, close = containers.flatten(over(convert_to_tensor, inputs))
+    xs = leaves if time_major else [_turned(x) for x in leaves]
+    for x in xs:
+        if x.shape.ndims is None or None in x.shape.as_list()[2:]:
+            raise GraphError(f"Input size (depth of inputs) must be known, but saw {x}")
+    state, length = _start(cell, xs[0], 1, state, dtype, length)
+    start, again = containers.flatten(state)
+
+    def body(carries: Any, entries: Any) -> Any:
+        time, *rows = entries
+        y, after = _step(cell, close(rows), again(carries), time, length)
+        ys, close_ys = containers.flatten(y)
+        return [*leaves_of(after), *ys], close_ys
+
+    ordered = (lambda x: reverse(x, [0])) if backward else (lambda x: x)
+    along = [ordered(x) for x in (creation.range(shape(xs[0])[0]), *xs)]
+    specs = [spec_of(x._read()) for x in start]
+    found, close_ys = loop_node("while", None, body, start, specs, along)
+    ys = [ordered(y) for y in found[len(start) :]]
+    return close_ys(ys if time_major else map(_turned, ys)), again(found[: len(start)])
+
+
+def _unroll(
+    cell: RNNCell, state: Any, inputs: Any, dtype: DType, length: Any, backward: bool = False
+) -> tuple[list[Any], Any]:
+    """Return the outputs and the last state of steps as separate ops."""
     if not isinstance(inputs, list | tuple):
         raise ArgumentError(f"inputs must be a sequence, got {inputs!r:.60}")
     if not inputs:
         raise GraphError("inputs must not be empty")
-    with variable_scope(scope or "rnn") as varscope:
-        first, ys = convert_to_tensor(leaves_of(inputs[0])[0]), []
-        state, length = _start(cell, first, 0, initial_state, dtype, sequence_length)
-        for time, x in enumerate(inputs):
-            y, state = _step(cell, x, state, time, length)
-            ys.append(y)
-            varscope.reuse_variables()
-        return ys, state
+    first, ys = convert_to_tensor(leaves_of(inputs[0])[0]), [None] * len(inputs)
+    state, length = _start(cell, first, 0, state, dtype, length)
+    for time in range(len(inputs))[:: -1 if backward else 1]:
+        ys[time], state = _step(cell, inputs[time], state, time, length)
+        get_variable_scope().reuse_variables()
+    return ys, state
 
 
 def _start(
-    cell: Any, x: Tensor, axis: int, state: Any, dtype: dtypes.DTypeLike | None, length: Any
+    cell: Any, x: Tensor, axis: int, state: Any, dtype: DType, length: Any
 ) -> tuple[Any, Any]:
     """Return the first state, and the lengths of the sequences."""
     if not hasattr(cell, "state_size"):

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections import namedtuple
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 from zlib import crc32
 
 from regrad.core import containers
@@ -19,17 +18,15 @@ from regrad.v1.graph.static_shapes import TensorShape
 from regrad.v1.graph.tensors import Tensor
 from regrad.v1.graph.variables import Variable
 from regrad.v1.training import initializers
-from regrad.v1.training.variable_scopes import (
-    Initial,
-    VariableScope,
-    get_variable,
-    variable_scope,
-)
+from regrad.v1.training.layer_classes import WithScope
+from regrad.v1.training.variable_scopes import Initial, VariableScope, get_variable, variable_scope
 
 Function = Callable[[Any], Any] | None
+Activation = Function | str  # or its name in `tf.nn`
+DType = dtypes.DTypeLike | None
 
 
-class LSTMStateTuple(namedtuple("LSTMStateTuple", ("c", "h"))):
+class LSTMStateTuple(NamedTuple):
     """The state of an LSTM cell: the memory `c` and the output `h`.
 
     Source: `tf.nn.rnn_cell.LSTMStateTuple`.
@@ -40,7 +37,8 @@ class LSTMStateTuple(namedtuple("LSTMStateTuple", ("c", "h"))):
     LSTMStateTuple(c=3, h=3)
     """
 
-    __slots__ = ()
+    c: Any
+    h: Any
 
     @property
     def dtype(self) -> dtypes.DType:
@@ -48,7 +46,7 @@ class LSTMStateTuple(namedtuple("LSTMStateTuple", ("c", "h"))):
         return self.c.dtype
 
 
-class RNNCell:
+class RNNCell(WithScope):
     """A cell, which maps an input and a state to an output and the next state.
 
     Derived classes define `state_size`, `output_size`, and either `call(inputs, state)` or
@@ -80,11 +78,10 @@ class RNNCell:
     dtype: Any = None
     _name: str | None = None
     _reuse: Any = None
-    _scope: VariableScope | None = None
 
     def __init__(
-        self, trainable: bool = True, name: str | None = None,
-        dtype: dtypes.DTypeLike | None = None, _reuse: bool | None = None, **options: Any,
+        self, trainable: bool = True, name: str | None = None, dtype: DType = None,
+        _reuse: bool | None = None, **options: Any,
     ) -> None:  # fmt: skip
         self.trainable, self._name, self.dtype, self._reuse = trainable, name, dtype, _reuse
 
@@ -103,14 +100,6 @@ class RNNCell:
     def output_size(self) -> Any:
         """The size of the output, or a container of sizes."""
         raise NotImplementedError("a cell must define state_size and output_size")
-
-    def _in_scope(self, kind: str) -> list[Any]:
-        return getattr(self._scope, kind)() if self._scope else []
-
-    variables: property = property(lambda self: self._in_scope("global_variables"))
-    trainable_variables: property = property(lambda self: self._in_scope("trainable_variables"))
-    weights: property = property(lambda self: self.variables)
-    trainable_weights: property = property(lambda self: self.trainable_variables)
 
     def __call__(
         self, inputs: Any, state: Any, scope: str | VariableScope | None = None, **options: Any
@@ -134,8 +123,8 @@ class RNNCell:
         raise NotImplementedError("a cell must define call(inputs, state)")
 
     def add_variable(
-        self, name: str, shape: Any, dtype: dtypes.DTypeLike | None = None,
-        initializer: Initial = None, trainable: bool | None = None, **options: Any,
+        self, name: str, shape: Any, dtype: DType = None, initializer: Initial = None,
+        trainable: bool | None = None, **options: Any,
     ) -> Variable:  # fmt: skip
         """Return a variable of the cell."""
         trained = self.trainable if trainable is None else trainable
@@ -157,8 +146,8 @@ class _Linear(RNNCell):
     """A cell with kernels and biases."""
 
     def __init__(
-        self, num_units: int, activation: Function | str = None, reuse: bool | None = None,
-        name: str | None = None, dtype: dtypes.DTypeLike | None = None, **options: Any,
+        self, num_units: int, activation: Activation = None, reuse: bool | None = None,
+        name: str | None = None, dtype: DType = None, **options: Any,
     ) -> None:  # fmt: skip
         super().__init__(name=name, dtype=dtype, _reuse=reuse, **options)
         self._num_units = num_units
@@ -236,9 +225,9 @@ class GRUCell(_Linear):
     """
 
     def __init__(
-        self, num_units: int, activation: Function | str = None, reuse: bool | None = None,
+        self, num_units: int, activation: Activation = None, reuse: bool | None = None,
         kernel_initializer: Initial = None, bias_initializer: Initial = None,
-        name: str | None = None, dtype: dtypes.DTypeLike | None = None, **options: Any,
+        name: str | None = None, dtype: DType = None, **options: Any,
     ) -> None:  # fmt: skip
         super().__init__(num_units, activation, reuse, name, dtype, **options)
         self._initial = kernel_initializer, bias_initializer
@@ -289,9 +278,8 @@ class LSTMCell(_Linear):
         self, num_units: int, use_peepholes: bool = False, cell_clip: float | None = None,
         initializer: Initial = None, num_proj: int | None = None, proj_clip: float | None = None,
         num_unit_shards: int | None = None, num_proj_shards: int | None = None,
-        forget_bias: float = 1.0, state_is_tuple: bool = True, activation: Function | str = None,
-        reuse: bool | None = None, name: str | None = None, dtype: dtypes.DTypeLike | None = None,
-        **options: Any,
+        forget_bias: float = 1.0, state_is_tuple: bool = True, activation: Activation = None,
+        reuse: bool | None = None, name: str | None = None, dtype: DType = None, **options: Any,
     ) -> None:  # fmt: skip
         super().__init__(num_units, activation, reuse, name, dtype, **options)
         self._peepholes, self._initial, self._num_proj = use_peepholes, initializer, num_proj
@@ -356,13 +344,13 @@ class BasicLSTMCell(LSTMCell):
 
     def __init__(
         self, num_units: int, forget_bias: float = 1.0, state_is_tuple: bool = True,
-        activation: Function | str = None, reuse: bool | None = None, name: str | None = None,
-        dtype: dtypes.DTypeLike | None = None, **options: Any,
+        activation: Activation = None, reuse: bool | None = None, name: str | None = None,
+        dtype: DType = None, **options: Any,
     ) -> None:  # fmt: skip
+        options |= {"activation": activation, "reuse": reuse, "name": name, "dtype": dtype}
         super().__init__(
-            num_units, forget_bias=forget_bias, state_is_tuple=state_is_tuple,
-            activation=activation, reuse=reuse, name=name, dtype=dtype, **options,
-        )  # fmt: skip
+            num_units, forget_bias=forget_bias, state_is_tuple=state_is_tuple, **options
+        )
 
 
 class MultiRNNCell(RNNCell):
@@ -445,15 +433,14 @@ class DropoutWrapper(RNNCell):
     def __init__(
         self, cell: RNNCell, input_keep_prob: TensorLike = 1.0, output_keep_prob: TensorLike = 1.0,
         state_keep_prob: TensorLike = 1.0, variational_recurrent: bool = False,
-        input_size: Any = None, dtype: dtypes.DTypeLike | None = None, seed: int | None = None,
+        input_size: Any = None, dtype: DType = None, seed: int | None = None,
         dropout_state_filter_visitor: Callable[[Any], Any] | None = None,
     ) -> None:  # fmt: skip
         super().__init__(dtype=dtype)
         self._cell, self._seed, self._varies = cell, seed, not variational_recurrent
         self._filter = dropout_state_filter_visitor or _spares_memory
-        self._keep = {
-            "input": input_keep_prob, "output": output_keep_prob, "state": state_keep_prob
-        }  # fmt: skip
+        kept = input_keep_prob, output_keep_prob, state_keep_prob
+        self._keep: dict[str, Any] = dict(zip(("input", "output", "state"), kept, strict=True))
         for name, keep in self._keep.items():
             if isinstance(keep, int | float) and not 0 < keep <= 1:
                 raise GraphError(f"Parameter {name}_keep_prob must be in (0, 1], got {keep}")
@@ -471,8 +458,7 @@ class DropoutWrapper(RNNCell):
 
     state_size: Any = property(lambda self: self._cell.state_size)
     output_size: Any = property(lambda self: self._cell.output_size)
-    variables: Any = property(lambda self: self._cell.variables)
-    trainable_variables: Any = property(lambda self: self._cell.trainable_variables)
+    _scope: Any = property(lambda self: self._cell._scope)
 
     def __call__(
         self, inputs: Any, state: Any, scope: str | VariableScope | None = None, **options: Any

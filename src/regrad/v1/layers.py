@@ -1,0 +1,4 @@
+"""`tf.layers`: layers as functions, and as classes."""
+
+from regrad.v1.training.layer_classes import *
+from regrad.v1.training.layers import *
