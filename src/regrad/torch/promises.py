@@ -110,7 +110,7 @@ def ops_in_place() -> None:
 @host.OVERRIDES.promise
 def sums_of_gradients_of_parameters() -> None:
     # (without random numbers, whose state belongs to the program)
-    net = torch.nn.utils.skip_init(torch.nn.Linear, 2, 1, bias=False)
+    net: Any = torch.nn.utils.skip_init(torch.nn.Linear, 2, 1, bias=False)
     rules = {at(parameter="weight"): lambda dy: dy * dy}
     given = {"weight": torch.ones(1, 2, requires_grad=True)}
     with gradient_override_map(rules, model=net):
