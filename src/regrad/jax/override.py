@@ -414,7 +414,7 @@ def _kept(rules: Mapping[Any, Any], keep: Any, model: Any) -> list[at]:
             "the module, and keeps db, the gradient of the kernel. Otherwise define a gradient for "
             "the call with rg.jax.custom_grad."
         )
-    # (`ClosedFunctionPolicy` raises if keep is no sequence)
+    # (`ClosedFunctionPolicy` raises if keep is not a sequence)
     kept = [key for key in keep if isinstance(key, at)] if isinstance(keep, Iterable) else []
     if wrong := [key for key in kept if key not in whole]:
         raise ArgumentError(
