@@ -119,9 +119,12 @@ class FileWriter:
 
     Source: `tf.summary.FileWriter`.
 
+    >>> import warnings
     >>> import regrad.v1 as tf
-    >>> with tf.summary.FileWriter("logs") as writer:
-    ...     writer.add_summary(b"", global_step=1)
+    >>> with warnings.catch_warnings():
+    ...     warnings.simplefilter("ignore", tf.errors.NoEffectWarning)
+    ...     with tf.summary.FileWriter("logs") as writer:
+    ...         writer.add_summary(b"", global_step=1)
     """
 
     def __init__(self, logdir: str, *options: Any, **further: Any) -> None:

@@ -133,8 +133,14 @@ def _print(xp: Any, x: Any, data: Sequence[Any], message: str, first_n: int, sum
 
 def _summary(array: np.ndarray, count: int) -> str:
     flat = array.reshape(-1)
-    shown = " ".join(f"{v:.8g}" if flat.dtype.kind == "f" else str(v) for v in flat[:count])
+    shown = " ".join(map(_text, flat[:count]))
     return shown + ("..." if flat.size > count else "")
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, bytes):
+        return value.decode(errors="replace")
+    return f"{value:.8g}" if isinstance(value, np.floating) else str(value)
 
 
 PRINT = graph_op("Print", _print, "x data*", "message first_n summarize printed", rule=None)

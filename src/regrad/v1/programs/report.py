@@ -31,7 +31,7 @@ class Report:
     ...     with report, tf.Graph().as_default():
     ...         _ = tf.sign(tf.constant([1.0, 2.0]))
     regrad.v1: names, ops and overrides of the program
-    2 names: tf.Graph, tf.constant, tf.sign
+    3 names: tf.Graph, tf.constant, tf.sign
     2 ops: 1 Const, 1 Sign
     """
 

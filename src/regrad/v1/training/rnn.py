@@ -62,7 +62,7 @@ def dynamic_rnn(
     ...     x = tf.placeholder(tf.float32, [None, None, 4])
     ...     y, h = tf.nn.dynamic_rnn(tf.nn.rnn_cell.GRUCell(3), x, [5, 2], dtype=tf.float32)
     ...     print(y.shape, h.shape)
-    (?, ?, 3) (?, 3)
+    (2, ?, 3) (?, 3)
     """
     with variable_scope(scope or "rnn"):
         return _loop(cell, initial_state, inputs, dtype, sequence_length, time_major)
