@@ -10,7 +10,7 @@ from tests.helpers.paths import ROOT
 
 CODE = re.compile(r"`[^`]+`")
 # Text that reStructuredText reads in another way: the site's build raises.
-UNREADABLE = re.compile(r"^ *\|.*|\|\w+\||`X`\w", re.M)
+UNREADABLE = re.compile(r"^ *\|.*|\|\w+\||`X`\w|^ *\*\w+, \*\*", re.M)
 
 
 def unreadable(docstring: str) -> list[str]:
@@ -56,6 +56,7 @@ def test_the_site_can_show_docstrings():
         ("Return 1 / |x| of `|x|`.", ["|x|"]),
         ("Return `Spec`s.", ["`X`s"]),
         ("| a | b |\n|---|---|", ["| a | b |", "|---|---|"]),
+        ("Args:\n    *args, **options: Numbers.", ["    *args, **"]),
         ("Return `a | b`.\n\n>>> a | b\n| 2 |", []),
     ],
 )

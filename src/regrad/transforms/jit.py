@@ -309,7 +309,8 @@ class Jitted(Generic[P, R]):
         """Trace the function for these arguments, and return JAX's lowered program.
 
         Args:
-            *args, **kwargs: Arguments as for a call. Nothing is computed.
+            *args: Arguments as for a call. Nothing is computed.
+            **kwargs: Arguments by name.
 
         Returns:
             A `jax.stages.Lowered`: `.as_text()` is its StableHLO, and `.compile()` has

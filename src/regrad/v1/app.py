@@ -73,7 +73,8 @@ def _definer(name: str, convert: Callable[[str], Any], example: str) -> Callable
             flag_name: The name, an attribute of `FLAGS`.
             default_value: The value if the command line does not set the flag.
             docstring: The text for `--help`.
-            *rest, **options: Without effect.
+            *rest: Without effect.
+            **options: Without effect.
 
         Source: `tf.app.flags.{name}`.
 

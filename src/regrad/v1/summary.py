@@ -36,7 +36,8 @@ def _recorder(name: str) -> Callable[..., Any]:
             name: The name of the op.
             tensor: The values. The result does not depend on them.
             collections: The collections to add the result to, by default SUMMARIES.
-            *options, **further: Without effect.
+            *options: Without effect.
+            **further: Without effect.
 
         Returns:
             A tensor, for `tf.summary.merge` and `Session.run`.
@@ -115,7 +116,8 @@ class FileWriter:
 
     Args:
         logdir: The folder, which `get_logdir` returns. It is not created.
-        *options, **further: Without effect.
+        *options: Without effect.
+        **further: Without effect.
 
     Source: `tf.summary.FileWriter`.
 
