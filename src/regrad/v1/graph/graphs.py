@@ -168,17 +168,17 @@ class Graph(engine.OpGraph):
         """Return a table of the ops and their rules; see `regrad.v1.graph.draw.summary`."""
         return draw.summary(self, nodes_of(of))
 
-    def to_dot(self, of: TensorLike = None) -> str:
-        """Return the graph in Graphviz's language; see `regrad.v1.graph.draw.to_dot`."""
-        return draw.to_dot(self, nodes_of(of))
-
-    def draw(self, of: TensorLike = None, initializers: bool = False) -> Drawing:
+    def draw(self, of: TensorLike = None) -> Drawing:
         """Return the graph as an interactive picture; see `regrad.v1.graph.draw.draw`."""
-        return draw.draw(self, nodes_of(of), initializers)
+        return draw.draw(self, nodes_of(of))
+
+    def to_dot(self, of: TensorLike = None) -> str:
+        """Return the picture's source in Graphviz's language, with all scopes open."""
+        return self.draw(of).dot()
 
     def to_svg(self, path: str | os.PathLike[str] | None = None, of: TensorLike = None) -> str:
-        """Return the graph as a picture that Graphviz draws; see `regrad.v1.graph.draw.to_svg`."""
-        return draw.to_svg(self, path, nodes_of(of))
+        """Return the picture as SVG, drawn by Graphviz; see `Drawing.svg`."""
+        return self.draw(of).svg(path)
 
     def _repr_svg_(self) -> str | None:
         return self.draw()._repr_svg_()
