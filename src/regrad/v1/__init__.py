@@ -85,11 +85,9 @@ __version__ = "1.15"
 
 
 for _module in (
-    app, contrib, contrib.framework, contrib.layers, contrib.seq2seq, flags, image, initializers,
-    layers, losses, linalg, math, metrics, nn, random, summary, train, v1,
+    app, bitwise, contrib, contrib.framework, contrib.layers, contrib.seq2seq, flags, image,
+    initializers, layers, losses, linalg, math, metrics, nn, nn.rnn_cell, random, signal, spectral,
+    summary, train, v1,
 ):  # fmt: skip
-    _label = _module.__name__.rpartition(".")[2].removeprefix("v1")
-    _label = f"contrib.{_label}" if ".contrib." in _module.__name__ else _label
     _answer_in(_module, _WRITTEN_OUT)
-    uncovered.refuse_in(_module, f"tf.{_label}".rstrip("."))
-uncovered.refuse_in(nn.rnn_cell, "tf.nn.rnn_cell")
+    uncovered.refuse_in(_module)

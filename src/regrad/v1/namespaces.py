@@ -14,7 +14,7 @@ from regrad.core.registry import gradient
 from regrad.core.tensor import Readable, TensorLike
 from regrad.errors import GraphError
 from regrad.shapes.infer import Spec
-from regrad.v1 import dtypes, uncovered
+from regrad.v1 import dtypes
 from regrad.v1.functions import clipping, creation, random_ops, reductions
 from regrad.v1.functions import indexing as _indexing
 from regrad.v1.functions import linalg as _linalg
@@ -141,7 +141,6 @@ class Namespace(ModuleType):
 
     def __init__(self, name: str, *modules: ModuleType, **more: Any) -> None:
         super().__init__(f"regrad.v1.{name}", f"The functions of `tf.{name}`.")
-        uncovered.refuse_in(self, f"tf.{name}")
         for module in modules:
             public = {k: v for k, v in vars(module).items() if _is_own(module, k, v)}
             self.__dict__.update(public)
