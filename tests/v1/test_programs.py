@@ -115,6 +115,15 @@ def test_uninstall_leaves_nothing():
     tf.uninstall()
 
 
+def test_other_packages_are_imported_as_ever(installed, tmp_path, monkeypatch):
+    (tmp_path / "not_tensorflow.py").write_text("import tensorflow as tf\nfound = tf.abs")
+    monkeypatch.syspath_prepend(tmp_path)
+    from not_tensorflow import found, tf
+
+    assert found is globals()["tf"].abs
+    assert not hasattr(tf, "__wrapped__")
+
+
 def test_functions_of_inner_modules(installed, graph):
     from tensorflow.python.layers import utils
     from tensorflow.python.ops import control_flow_ops, gen_nn_ops, variables

@@ -61,8 +61,6 @@ from regrad.v1.graph.tensors import *
 from regrad.v1.graph.tracing import *
 from regrad.v1.graph.variables import *
 from regrad.v1.namespaces import *
-from regrad.v1.programs import digits as _digits  # noqa: F401
-from regrad.v1.programs import inside as _inside  # noqa: F401
 from regrad.v1.programs.install import *
 from regrad.v1.run.session import *
 from regrad.v1.training import initializers as initializers

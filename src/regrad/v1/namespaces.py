@@ -142,13 +142,11 @@ class Namespace(ModuleType):
     def __init__(self, name: str, *modules: ModuleType, **more: Any) -> None:
         super().__init__(f"regrad.v1.{name}", f"The functions of `tf.{name}`.")
         for module in modules:
-            public = {k: v for k, v in vars(module).items() if _is_own(module, k, v)}
-            self.__dict__.update(public)
+            self.__dict__.update({
+                k: v for k, v in vars(module).items()
+                if k[0] != "_" and getattr(v, "__module__", "") == module.__name__
+            })  # fmt: skip
         self.__dict__.update(more)
-
-
-def _is_own(module: ModuleType, name: str, value: Any) -> bool:
-    return not name.startswith("_") and getattr(value, "__module__", "") == module.__name__
 
 
 math: Namespace = Namespace(

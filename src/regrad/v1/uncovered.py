@@ -17,7 +17,7 @@ _REPLACED = {
     "train.Coordinator",
     "Python (NumPy, PIL, csv, ...), before feeding": "decode_ parse_ train.Feature train.Example "
     "image.decode_ image.random_ image.adjust_",
-    "Python and NumPy, on the results of session.run": "edit_distance histogram_fixed_width metrics.",
+    "Python and NumPy, on results of session.run": "edit_distance histogram_fixed_width metrics.",
     "NumPy's or SciPy's function, through tf.py_func": "unique_with_counts spectral.dct signal.dct",
     "tf.layers and tf.train": "keras",
     "a loop over session.run(train_op, feed_dict)": "estimator train.SessionRunHook",

@@ -10,22 +10,21 @@ from types import ModuleType
 from typing import Any
 
 from regrad.v1.errors import InstallError
+from regrad.v1.programs import digits, inside  # noqa: F401 (INSIDE names them)
 
 __all__ = ["install", "uninstall"]
 
 # Modules inside TensorFlow by the last part of their names, with the module here that has names
-# besides `tf`. All other modules inside TensorFlow have the names of `tf`, `tf.nn` and `tf.train`.
+# besides `tf`. All modules inside TensorFlow have the names of `tf`, `tf.nn` and `tf.train`.
 INSIDE = {
     "control_flow_ops": "programs.inside", "gen_nn_ops": "programs.inside",
     "input_data": "programs.digits", "rnn_cell": "nn.rnn_cell", "rnn_cell_impl": "nn.rnn_cell",
     "init_ops": "initializers", "summary": "summary", "layers": "layers", "flags": "flags",
-    "app": "app", "variables": "programs.inside", "utils": "programs.inside",
-}  # fmt: skip
-PACKAGES = {
-    "examples", "framework", "mnist", "ops", "platform", "python", "training", "tutorials", "util",
+    "app": "app", "variables": "programs.inside", "utils": "programs.inside", "rnn": "nn.rnn_cell",
+    **dict.fromkeys(["examples", "framework", "mnist", "ops", "platform", "python"], ""),
+    **dict.fromkeys(["training", "tutorials", "util"], ""),
 }  # fmt: skip
 REFUSED = {"client", "data", "eager", "estimator", "keras", "lib", "saved_model", "tools"}
-ALIASES = {"contrib.rnn": ["nn.rnn_cell", "nn"]}
 
 USED: set[str] = set()  # the names that programs read
 
@@ -36,20 +35,17 @@ class Names(ModuleType):
     def __init__(self, name: str, sources: list[Any]) -> None:
         super().__init__(name)
         self.__path__ = []
-        self.__file__ = sys.modules[__name__].__file__
+        self.__file__ = __file__
         self._sources = sources
 
     def __getattr__(self, name: str) -> Any:
         full = f"{self.__name__}.{name}"
         if name[:2] == "__" and name != "__version__":
             raise AttributeError(name)
-        holders = [vars(source) for source in self._sources if name in vars(source)]
-        value = holders[0][name] if holders else None
-        known = name in PACKAGES | INSIDE.keys() or full.partition(".")[2] in ALIASES
-        if isinstance(value, ModuleType) or (not holders and known and _find(full)):
+        found = [vars(source)[name] for source in self._sources if name in vars(source)]
+        if isinstance(found[0], ModuleType) if found else name in INSIDE and _find(full):
             return import_module(full)
-        if not holders:
-            return getattr(self._sources[0], name)  # raises: the name is not covered
+        value = found[0] if found else getattr(self._sources[0], name)  # raises: not covered
         USED.add(full.replace("tensorflow", "tf", 1))
         self.__dict__[name] = value
         return value
@@ -57,16 +53,15 @@ class Names(ModuleType):
 
 def _find(name: str) -> list[Any]:
     """Return the modules whose names a module of TensorFlow has; none if it is not covered."""
-    parts = name.replace(".compat.v1", "").replace(".compat", "").split(".")[1:]
-    v1 = import_module("regrad.v1")
-    if parts[:1] not in (["python"], ["examples"]):
-        path = ".".join(parts).partition(".python")[0]
-        found = [_walk(place) for place in ALIASES.get(path, [path])]
-        return found if all(isinstance(module, ModuleType) for module in found) else []
+    path = name.replace(".compat.v1", "").replace(".compat", "").partition(".")[2]
+    path = path.partition(".python")[0]  # contrib.framework for contrib.framework.python.ops
+    parts = path.split(".")
+    if parts[0] not in ("python", "examples") and path != "contrib.rnn":
+        found = _walk(path)
+        return [found] if isinstance(found, ModuleType) else []
     if REFUSED & set(parts) or not parts[-1].islower():
         return []
-    found = _walk(INSIDE.get(parts[-1], ""))
-    return [*([found] if found and found is not v1 else []), v1, v1.nn, v1.train]
+    return [_walk(part) for part in (INSIDE.get(parts[-1], ""), "", "nn", "train")]
 
 
 def _walk(path: str) -> Any:
