@@ -19,7 +19,7 @@ Source: the op definitions of TensorFlow 1.15 (`tensorflow/core/ops`).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache
 from typing import Any
 
@@ -27,6 +27,8 @@ import numpy as np
 
 from regrad.core.dims import Dim, UnknownRank
 from regrad.graph.graph import Node
+from regrad.shapes.sizes import equal
+from regrad.v1.graph.static_shapes import TensorShape
 
 # An input: the index in the node's inputs, or the name and value of a constant.
 Item = int | tuple[str, Any]
@@ -123,17 +125,8 @@ def as_ints(value: Any) -> Any:
     """Convert integers to an int32 array, or to lists if Dims are among them."""
     if value is None or isinstance(value, UnknownRank):
         return None
-    return _as_lists(value) if _has_dims(value) else np.asarray(value, INT32)
-
-
-def _as_lists(value: Any) -> Any:
-    return [_as_lists(v) for v in value] if isinstance(value, list | tuple) else value
-
-
-def _has_dims(value: Any) -> bool:
-    return isinstance(value, Dim) or (
-        isinstance(value, list | tuple) and any(map(_has_dims, value))
-    )
+    found = np.array(value, object)
+    return found.tolist() if any(isinstance(n, Dim) for n in found.flat) else found.astype(INT32)
 
 
 def _rank(node: Node) -> int | None:
@@ -160,67 +153,46 @@ def _squeezed_axes(node: Node) -> list[int]:
 
 def _sizes(node: Node) -> list[Any] | None:
     """Return a static shape, with None for unknown sizes."""
-    shape = node.symbols[0].shape
-    if isinstance(shape, UnknownRank):
-        return None
-    return [n if isinstance(n, int) else None for n in shape]
+    shape = TensorShape(node.symbols[0].shape)
+    return None if shape.ndims is None else shape.as_list()
 
 
 # -- slices --------------------------------------------------------------------------------------
 
 
-def _bounds(node: Node) -> list[tuple[Any, Any, Any]]:
-    """Return `(begin, end, step)` of each entry of a strided slice. Masks mark whole axes."""
-    entries = enumerate(node.attrs["index"])
-    return [(0, 0, 1) if _is_whole(node, i, entry) else _bound(entry) for i, entry in entries]
+def _entries(node: Node) -> Iterator[tuple[Any, ...]]:
+    """Yield begin, end, step and the bits of the masks of each entry of a strided slice.
+
+    The masks mark entries that start at the first element, run to the last element, add an axis,
+    and drop an axis.
+    """
+    shape, axis = node.specs[0][0], 0
+    for entry in node.attrs["index"]:
+        if entry is None:
+            yield 0, 0, 1, False, False, True, False
+            continue
+        if isinstance(entry, tuple):
+            first, length, step = entry
+            size = None if isinstance(shape, UnknownRank) else shape[axis]
+            end = first + length * step
+            if equal(first, 0) and equal(step, 1) and equal(length, size):
+                yield 0, 0, 1, True, True, False, False
+            else:
+                backward = isinstance(end, int) and step < 0 and end < 0
+                yield first, end, step, False, backward, False, False
+        else:
+            yield entry, entry + 1, 1, False, False, False, True
+        axis += 1
 
 
-def _bound(entry: Any) -> tuple[Any, Any, Any]:
-    if entry is None:
-        return 0, 0, 1
-    if not isinstance(entry, tuple):
-        return entry, entry + 1, 1
-    first, length, step = entry
-    return first, first + length * step, step
+def _part(i: int) -> Getter:
+    """Return a getter of the begin, end or step of each entry of a strided slice."""
+    return lambda node: as_ints(tuple(entry[i] for entry in _entries(node)))
 
 
-def _part(part: int) -> Getter:
-    """Return a getter of `begin` (0), `end` (1) or `strides` (2) of a strided slice."""
-    return lambda node: as_ints(tuple(b[part] for b in _bounds(node)))
-
-
-def _mask(which: Callable[[Node, int, Any], bool]) -> Getter:
-    """Return a getter of a bit mask of the entries of a strided slice that pass a test."""
-
-    def bits(node: Node) -> int:
-        entries = enumerate(node.attrs["index"])
-        return sum(1 << i for i, entry in entries if which(node, i, entry))
-
-    return bits
-
-
-def _is_whole(node: Node, i: int, entry: Any) -> bool:
-    """Return whether an entry takes an axis from its first element to its last."""
-    shape = node.specs[0][0]
-    if not isinstance(entry, tuple) or isinstance(shape, UnknownRank):
-        return False
-    first, length, step = entry
-    size = shape[i - node.attrs["index"][:i].count(None)]
-    return _same(first, 0) and _same(step, 1) and _same(length, size)
-
-
-def _same(m: Any, n: Any) -> bool:
-    if isinstance(m, Dim) and isinstance(n, Dim):
-        return m.key == n.key
-    return isinstance(m, int) and isinstance(n, int) and m == n
-
-
-def _runs_out(node: Node, i: int, entry: Any) -> bool:
-    """Return whether an entry takes an axis to its end, or backward to its first element."""
-    if _is_whole(node, i, entry):
-        return True
-    end = _bound(entry)[1]
-    return isinstance(entry, tuple) and isinstance(end, int) and entry[2] < 0 and end < 0
+def _mask(i: int) -> Getter:
+    """Return a getter of a bit mask of the entries of a strided slice."""
+    return lambda node: sum(entry[i] << n for n, entry in enumerate(_entries(node)))
 
 
 # -- windows ---------------------------------------------------------------------------------------
@@ -265,9 +237,8 @@ ATTRS: dict[str, Any] = {
     "strides": _window("strides"), "dilations": _window("dilations"),
     "filter_size": _window("filter_size"),
     "data_format": lambda node: b"NHWC" if len(node.attrs["strides"]) == 2 else b"NDHWC",
-    "begin_mask": _mask(_is_whole), "end_mask": _mask(_runs_out),
-    "new_axis_mask": _mask(lambda node, i, entry: entry is None),
-    "shrink_axis_mask": _mask(lambda node, i, entry: not isinstance(entry, tuple | None)),
+    "begin_mask": _mask(3), "end_mask": _mask(4), "new_axis_mask": _mask(5),
+    "shrink_axis_mask": _mask(6),
 }  # fmt: skip
 
 CONV = "T strides padding data_format dilations explicit_paddings"
@@ -303,7 +274,7 @@ TensorScatterUpdate: * | T Tindices
 def _split(node: Node) -> str:
     """Return the declaration of `Split` for equal parts, else the declaration of `SplitV`."""
     parts = node.attrs["sizes"]
-    if all(_same(part, parts[0]) for part in parts[1:]):
+    if all(equal(part, parts[0]) for part in parts[1:]):
         return "split_dim=axis * | num_split=num T"
     return "* size_splits=sizes split_dim=axis | num_split=num T Tlen"
 
