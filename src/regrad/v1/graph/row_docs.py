@@ -14,13 +14,10 @@ from typing import Any, NamedTuple
 
 from regrad.core.docstrings import Texts, importing
 from regrad.core.registry import OPS
+from regrad.v1.graph.kinds import SPELT
 
 INDENT = " " * 4
 SECTION = re.compile(r"^(Args|Returns|Raises):\n((?: {4}.*(?:\n|$))+)", re.M)
-HOLDS = {
-    "b": "bools", "iu": "integers", "f": "real floats", "iuf": "real numbers",
-    "fc": "real or complex floats", "iufc": "real or complex numbers",
-}  # fmt: skip
 
 
 class Names(dict[str, str]):
@@ -89,11 +86,6 @@ TEXTS = Names({
 # The same for functions without a row (see `core.docstrings`). Their docstrings describe the
 # tensors.
 WRITTEN_OUT = Texts(TEXTS, "", "DTypeError: an argument cannot become a tensor.")
-# Elementwise op types whose results are bools.
-TESTS = {
-    "Equal", "NotEqual", "Less", "LessEqual", "Greater", "GreaterEqual", "IsNan", "IsInf",
-    "IsFinite", "LogicalNot", "LogicalAnd", "LogicalOr", "LogicalXor",
-}  # fmt: skip
 
 
 class RowParts(NamedTuple):
@@ -138,38 +130,17 @@ def complete(doc: str, row: RowParts) -> str:
 
 def _arguments(row: RowParts, own: str) -> str:
     """Return the section of arguments, in the order of the call."""
-    said = dict(re.findall(r"^ {4}(\w+): ((?:.*\n?)(?: {5,}.*\n?)*)", own, re.M))
-    together = len(row.tensors) > 1 and row.one_dtype and not said.keys() & set(row.tensors)
-    lines = []
-    for name in row.parameters:
-        if name in said:
-            lines.append(f"{name}: {said[name].rstrip()}")
-        elif name == "name":
-            lines.append(f"name: The name of the op in the graph, by default {row.default!r}.")
-        elif name in row.tensors and name in TEXTS:
-            lines.append(f"{name}: {TEXTS[name]}")
-        elif name in row.tensors and not together:
-            lines.append(f"{name}: A tensor or array{_holding(row)}, or a {_single(row)}.")
-        elif name in row.tensors:
-            if name == row.tensors[0]:
-                text = f"Tensors or arrays{_holding(row)}, or {_single(row)}s, of one dtype."
-                lines.append(f"{', '.join(row.tensors)}: {text}{_broadcasting(row)}")
-        elif name in row.renamed:
-            lines.append(f"{name}: The old name of `{row.renamed[name]}`.")
-        elif name in row.idle:
-            lines.append(f"{name}: Without effect.")
-        elif text := TEXTS.get(name):
-            lines.append(f"{name}: {text}")
-    return "\n".join(INDENT + line for line in lines)
-
-
-def _holding(row: RowParts) -> str:
-    held = HOLDS.get(row.kinds)
-    return f" of {held}" if held else ""
-
-
-def _single(row: RowParts) -> str:
-    return "bool" if row.kinds == "b" else "number"
+    held = f" of {SPELT[row.kinds]}" if row.kinds else ""
+    tensor = f"A tensor or array{held}, or a {'bool' if row.kinds == 'b' else 'number'}."
+    texts = {
+        **dict.fromkeys(row.idle, "Without effect."),
+        **{old: f"The old name of `{new}`." for old, new in row.renamed.items()},
+        **{name: TEXTS.get(name, tensor) for name in row.tensors},
+        "name": f"The name of the op in the graph, by default {row.default!r}.",
+        **dict(re.findall(r"^ {4}(\w+): ((?:.*\n?)(?: {5,}.*\n?)*)", own, re.M)),
+    }
+    described = {name: texts.get(name) or TEXTS.get(name) for name in row.parameters}
+    return "\n".join(f"{INDENT}{n}: {text.rstrip()}" for n, text in described.items() if text)
 
 
 def _example(row: RowParts) -> str:
@@ -195,17 +166,13 @@ def _elementwise(row: RowParts) -> bool:
     return row.plain and op is not None and op.elementwise
 
 
-def _broadcasting(row: RowParts) -> str:
-    return " Shapes broadcast." if _elementwise(row) else ""
-
-
 def _results(row: RowParts) -> str:
     """Return the section Returns of an elementwise op. Other rows must write it themselves."""
     if not _elementwise(row):
         return ""
     one = len(row.tensors) == 1
     shape = f"{row.tensors[0]}'s shape" if one else "the shape to which the arguments broadcast"
-    if row.op_type in TESTS:
+    if "A Tensor of bools" in (OPS[str(row.op_type)].function.__doc__ or ""):
         text = f"A tensor of bools, of {shape};"
     else:
         text = f"A tensor of {shape} and {'' if one else 'their '}dtype;"
@@ -216,11 +183,10 @@ def _errors(row: RowParts) -> str:
     if not row.tensors:
         return ""
     several = len(row.tensors) > 1
-    held = HOLDS.get(row.kinds)
     first = "an argument" if several else f"`{row.tensors[0]}`"
-    text = f"{first} does not hold {held}" if held else f"{first} cannot become a tensor"
+    fault = f"does not hold {SPELT[row.kinds]}" if row.kinds else "cannot become a tensor"
     differ = ", or the dtypes differ" if several and row.one_dtype else ""
-    lines = [f"DTypeError: when a graph is built, {text}{differ}."]
+    text = f"{INDENT}DTypeError: when a graph is built, {first} {fault}{differ}."
     if several and _elementwise(row):
-        lines.append("ShapeError: the shapes do not broadcast.")
-    return "\n".join(INDENT + line for line in lines)
+        text += f"\n{INDENT}ShapeError: the shapes do not broadcast."
+    return text
