@@ -267,7 +267,7 @@ def tensor_diag_part(input: Tensor) -> Tensor:
 
 
 @row("tf", None, scope="MatrixBandPart", num_lower=as_sizes, num_upper=as_sizes, deferred=True)
-def matrix_band_part(input: Tensor, num_lower: int, num_upper: int) -> Tensor:
+def matrix_band_part(input: Tensor, num_lower: Any, num_upper: Any) -> Tensor:
     """Return matrices with zeros outside a band of diagonals around the main one.
 
     Args:

@@ -252,7 +252,7 @@ def unsorted_segment_sum(data, segment_ids, num_segments):
 
 
 @row("tf.math", None, kinds=NUMBERS, scope="UnsortedSegmentMean", same=False, deferred=True)
-def unsorted_segment_mean(data: Tensor, segment_ids: Tensor, num_segments: int) -> Tensor:
+def unsorted_segment_mean(data: Tensor, segment_ids: Tensor, num_segments: Any) -> Tensor:
     """Return the means of the slices of `data` with the same id, or 0 for unused ids.
 
     >>> import regrad as rg

@@ -68,7 +68,7 @@ def written(place: str, op_types: str | None = None) -> Callable[[Any], Any]:
     declare(op_types)
 
     def complete_types(function: Any) -> Any:
-        _list(place, function.__name__, function.__module__)
+        LISTED.setdefault((function.__module__, place), []).append(function.__name__)
         types = function.__annotations__
         for p in inspect.signature(function).parameters.values():
             types[p.name] = types.pop(p.name, None) or _type(p)
@@ -97,14 +97,6 @@ def constructor(
     types = {n: kinds.get(type(p.default)) or TYPES.get(n, usual) for n, p in listed.items()}
     made.__annotations__ = {**types, "return": "None"}
     return made
-
-
-def _list(place: str, name: str, module: str) -> None:
-    LISTED.setdefault((module, place), []).append(name)
-
-
-def _role(p: inspect.Parameter, settings: dict[str, Any]) -> Any:
-    return settings.get(p.name, USUAL_ROLES.get(p.name))
 
 
 def _type(p: inspect.Parameter, role: Any = None) -> str:
@@ -174,10 +166,8 @@ def row(
         own = inspect.signature(written).parameters
         declared = {**own, **(inspect.signature(then).parameters if then else {}), **own}
         parameters = [
-            p if p.annotation in SHOWN and _role(p, settings) is not as_sizes
-            else p.replace(annotation=MISSING)
-            for p in declared.values()
-        ]  # fmt: skip
+            p if p.annotation in SHOWN else p.replace(annotation=MISSING) for p in declared.values()
+        ]
         named = {"name", "scope"} & declared.keys()
         name = [] if named else [inspect.Parameter("name", EITHER, default=None)]
         path, doc = f"{place}.{written.__name__}", written.__doc__ or ""
@@ -207,7 +197,7 @@ def _made(
             `TENSOR`, or None for a parameter without effect.
     """
     (place, _, name), op_type = path.rpartition("."), declare(op_type)
-    _list(place, name, module)
+    LISTED.setdefault((module, place), []).append(name)
     parameters = list(signature.parameters.values())
     places = {p.name: i for i, p in enumerate(parameters)}
     blank = [p.default for p in parameters]
@@ -244,7 +234,8 @@ def _made(
             if places.get(n, -1) < count:  # the name is unknown, or also passed by position
                 signature.bind(*args, **options)  # raises the TypeError
             values[places[n]] = value
-        if len(values) > total or (count < required and _lacks_any(values[count:required])):
+        lacks = [value for value in values[count:required] if value is MISSING]
+        if len(values) > total or lacks:
             signature.bind(*args, **options)
         made = attributes(values)  # also moves tensors from old names to new names
         xs = [values[i] for i in tensors]
@@ -255,20 +246,10 @@ def _made(
     row = RowParts(path, op_type, default, list(places), given, dict(older), idle, *settings)
     types = {p.name: _type(p, roles.get(p.name)) for p in parameters}
     call_row.__annotations__ = {**types, "return": returns}
-    return _dress(call_row, name, signature, complete(doc, row), module)
-
-
-def _lacks_any(values: list[Any]) -> bool:
-    return any(value is MISSING for value in values)  # (`in` would compare tensors)
-
-
-def _dress(
-    function: Any, name: str, signature: inspect.Signature, doc: str, module: str
-) -> Callable[..., Any]:
-    """Set the name, module, signature and docstring of a function."""
-    function.__name__ = function.__qualname__ = name
-    function.__signature__, function.__doc__, function.__module__ = signature, doc, module
-    return function
+    call_row.__name__ = call_row.__qualname__ = name
+    call_row.__module__, call_row.__doc__ = module, complete(doc, row)
+    call_row.__signature__ = signature  # type: ignore[attr-defined]
+    return call_row
 
 
 def _parse(declaration: str) -> tuple[str, inspect.Signature]:
