@@ -229,7 +229,17 @@ def _weights(
     weights_regularizer=None, biases_initializer=ZEROS, biases_regularizer=None, reuse=None,
     variables_collections=None, outputs_collections=None, trainable=True, scope=None,
 ) -> None:  # fmt: skip
-    """Declare the last parameters of layers with weights."""
+    """Declare the last parameters of layers with weights.
+
+    Args:
+        activation_fn: A function of the result, or None.
+        normalizer_fn: A function such as `batch_norm`, or None.
+        normalizer_params: Keyword arguments of the normalizer, a dict.
+        weights_initializer: The initial weights, by default Glorot's.
+        biases_initializer: The initial biases, or None for a layer without biases.
+        variables_collections: Further collections of the variables, a list or a dict.
+        outputs_collections: A collection to which the result is added.
+    """
 
 
 @_layer("fully_connected", layers.dense, then=_weights)
@@ -398,12 +408,15 @@ def batch_norm(
         center: Whether to add `beta`.
         scale: Whether to multiply by `gamma`.
         epsilon: A small number added to the variance.
+        activation_fn: A function of the result, or None.
         param_initializers: Initial values by name: "beta", "gamma", "moving_mean" and
             "moving_variance".
         param_regularizers: Regularizers by name: "beta" and "gamma".
         updates_collections: The collection of the updates of the moving averages. With None, the
             result waits for the updates.
         is_training: Whether to use the moments of the batch, a bool or a tensor.
+        variables_collections: Further collections of the variables, a list or a dict.
+        outputs_collections: A collection to which the result is added.
         trainable: Whether optimizers change `beta` and `gamma`.
         batch_weights: Must be None. Other values are not supported.
         fused: Whether the moving variance is the unbiased estimate. By default it is for ranks 2
@@ -443,6 +456,7 @@ def dropout(
         keep_prob: The probability of keeping an element.
         noise_shape: A shape that broadcasts to the inputs' shape, to drop elements together.
         is_training: A bool, or a tensor such as a placeholder.
+        outputs_collections: A collection to which the result is added.
         scope: The name of the scope, by default 'Dropout' (numbered).
 
     Returns:
@@ -463,6 +477,7 @@ def flatten(inputs, outputs_collections=None, scope=None):
 
     Args:
         inputs: A tensor of one axis or more. The first axis is the batch.
+        outputs_collections: A collection to which the result is added.
         scope: The name of the scope, by default 'Flatten' (numbered).
 
     Returns:
@@ -481,12 +496,7 @@ def _windows(
     inputs, kernel_size, stride=2, padding="VALID", data_format="NHWC", outputs_collections=None,
     scope=None,
 ) -> None:  # fmt: skip
-    """Declare the parameters of pooling layers."""
-
-
-@_layer("MaxPool2D", layers.max_pooling2d, then=_windows)
-def max_pool2d():
-    """Return the largest elements of windows of images.
+    """Declare the parameters of pooling layers.
 
     Args:
         inputs: A tensor of floats.
@@ -494,6 +504,15 @@ def max_pool2d():
         stride: The steps, an int or two.
         padding: "VALID" or "SAME".
         data_format: "NHWC" or "NCHW".
+        outputs_collections: A collection to which the result is added.
+    """
+
+
+@_layer("MaxPool2D", layers.max_pooling2d, then=_windows)
+def max_pool2d():
+    """Return the largest elements of windows of images.
+
+    Args:
         scope: The name of the scope, by default 'MaxPool2D' (numbered).
 
     Returns:
@@ -513,11 +532,6 @@ def avg_pool2d():
     """Return the means of windows of images.
 
     Args:
-        inputs: A tensor of floats.
-        kernel_size: The sizes of the window, an int or two.
-        stride: The steps, an int or two.
-        padding: "VALID" or "SAME".
-        data_format: "NHWC" or "NCHW".
         scope: The name of the scope, by default 'AvgPool2D' (numbered).
 
     Returns:

@@ -67,13 +67,6 @@ TEXTS = Names({
     "label_smoothing": "How far to move labels towards equal probabilities, 0 to 1.",
     "activation": "A function to apply to the result, or its name in `tf.nn`.",
     "use_bias": "Whether the layer adds a bias.",
-    "activation_fn": "A function of the result, or None.",
-    "normalizer_fn": "A function such as `batch_norm`, or None.",
-    "normalizer_params": "Keyword arguments of the normalizer, a dict.",
-    "weights_initializer": "The initial weights, by default Glorot's.",
-    "biases_initializer": "The initial biases, or None for a layer without biases.",
-    "variables_collections": "Further collections of the variables, a list or a dict.",
-    "outputs_collections": "A collection to which the result is added.",
     "_initializer": "The initial values; see `tf.get_variable`.",
     "_regularizer": "A function of the variable. Its result is added to REGULARIZATION_LOSSES.",
     "_constraint": "A function of the variable that optimizers apply after an update.",
@@ -111,13 +104,16 @@ def fill_in(made: Any, name: str, **shown: Any) -> Any:
     return made
 
 
-def complete(doc: str, row: RowParts) -> str:
-    """Return the docstring of a row with all its sections."""
+def complete(doc: str, row: RowParts, shared: str = "") -> str:
+    """Return the docstring of a row with all its sections.
+
+    `shared` is another docstring with descriptions of arguments.
+    """
     doc = inspect.cleandoc(doc)
     prose, mark, example = (doc + _example(row)).partition("\n>>> ")
     sections = {title: text.rstrip("\n") for title, text in SECTION.findall(prose)}
     prose, _, more = re.sub(r"\n{3,}", "\n\n", SECTION.sub("", prose)).partition("\n\nSource: ")
-    sections["Args"] = _arguments(row, sections.get("Args", ""))
+    sections["Args"] = _arguments(row, f"{inspect.cleandoc(shared)}\n{sections.get('Args', '')}")
     sections.setdefault("Returns", _results(row))
     sections.setdefault("Raises", _errors(row))
     kind = f"Op type: `{row.op_type}`." if row.op_type else "A composition."

@@ -157,8 +157,8 @@ def row(
         op_type, kinds: See `define`.
         function: The function that computes the row, by default the decorated function.
         deferred: Whether the decorated function reads sizes; see `deferrable`.
-        then: A function with the last parameters, which several rows share. A parameter of the
-            decorated function takes precedence.
+        then: A function with the last parameters, which several rows share, and with their
+            descriptions. A parameter of the decorated function takes precedence.
         settings: See `_made`.
     """
 
@@ -173,7 +173,8 @@ def row(
         path, doc = f"{place}.{written.__name__}", written.__doc__ or ""
         whole = path, inspect.Signature([*parameters, *name]), written.__module__
         computes = function or (deferrable(written) if deferred else written)
-        return _made(*whole, op_type, computes, doc, kinds=kinds, **settings)
+        shared = then.__doc__ or "" if then else ""
+        return _made(*whole, op_type, computes, doc, kinds=kinds, shared=shared, **settings)
 
     return decorate
 
@@ -182,7 +183,7 @@ def _made(
     path: str, signature: inspect.Signature, module: str, op_type: str | None,
     function: Callable[..., Any] | Op, doc: str, *, kinds: str, shows: tuple[str, ...] = (),
     scope: str | None = "", same: bool = True, call: Callable[..., Any] = one_op,
-    returns: str = "Any", **roles: Role,
+    returns: str = "Any", shared: str = "", **roles: Role,
 ) -> Callable[..., Any]:  # fmt: skip
     """Make a row from its declaration.
 
@@ -192,6 +193,7 @@ def _made(
             leaves the choice to `call`.
         call: The function to call instead of `one_op`.
         returns: The type of the result.
+        shared: A docstring with the descriptions of parameters that several rows share.
         roles: Roles of parameters that differ from `USUAL_ROLES`. A role is a function that
             converts the passed value to the attribute, the new name of a renamed parameter,
             `TENSOR`, or None for a parameter without effect.
@@ -247,7 +249,7 @@ def _made(
     types = {p.name: _type(p, roles.get(p.name)) for p in parameters}
     call_row.__annotations__ = {**types, "return": returns}
     call_row.__name__ = call_row.__qualname__ = name
-    call_row.__module__, call_row.__doc__ = module, complete(doc, row)
+    call_row.__module__, call_row.__doc__ = module, complete(doc, row, shared)
     call_row.__signature__ = signature  # type: ignore[attr-defined]
     return call_row
 
