@@ -1,4 +1,4 @@
-"""`python -m regrad.v1 program.py [args]` runs a program of TensorFlow 1 as it is."""
+"""Run a TensorFlow 1 program as it is. Its `import tensorflow` imports the names of regrad.v1."""
 
 from __future__ import annotations
 
@@ -15,11 +15,7 @@ from regrad.v1.programs.report import Report
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run a program, whose `import tensorflow` imports regrad's names."""
-    parser = argparse.ArgumentParser(
-        prog="python -m regrad.v1",
-        description="Run a TensorFlow 1 program as it is. Its `import tensorflow` imports the "
-        "names of regrad.v1.",
-    )
+    parser = argparse.ArgumentParser(prog="python -m regrad.v1", description=__doc__)
     parser.add_argument("--report", action="store_true", help="print what the program used")
     parser.add_argument("program", help="the file of the program")
     parser.add_argument("args", nargs=argparse.REMAINDER, help="its arguments")

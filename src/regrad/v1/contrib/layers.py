@@ -15,14 +15,7 @@ from regrad.v1.functions.arrays import identity
 from regrad.v1.functions.convolution import channels_last
 from regrad.v1.graph.control import group
 from regrad.v1.graph.conversion import convert_to_tensor
-from regrad.v1.graph.graphs import (
-    GraphKeys,
-    control_dependencies,
-    get_collection_ref,
-    get_default_graph,
-    name_scope,
-)
-from regrad.v1.graph.row_docs import fill_in
+from regrad.v1.graph.graphs import GraphKeys, control_dependencies, get_default_graph, name_scope
 from regrad.v1.graph.rows import listed, plain_value, row
 from regrad.v1.graph.tensors import Tensor
 from regrad.v1.training import initializers, layers
@@ -102,22 +95,7 @@ def xavier_initializer(
 xavier_initializer_conv2d = xavier_initializer
 
 
-def _regularizer(loss: Callable[[Any], Any]) -> Layer:
-    """Make a function of (scale, scope) that returns the regularizer of a loss."""
-
-    def make(scale: float, scope: str | None = None) -> Callable[[TensorLike], Any]:
-        def regularize(weights: TensorLike) -> Any:
-            with name_scope(scope, loss.__name__):
-                return convert_to_tensor(loss(weights) * scale) if scale else None
-
-        return regularize
-
-    make.__doc__ = loss.__doc__
-    return fill_in(make, loss.__name__)
-
-
-@_regularizer
-def l1_regularizer(weights):
+def l1_regularizer(scale: float, scope: str | None = None) -> Callable[[TensorLike], Any]:
     """Return a function of weights: `scale * sum(abs(w))`, or None if the scale is 0.
 
     Args:
@@ -137,11 +115,10 @@ def l1_regularizer(weights):
     ...     print(sess.run(tf.contrib.layers.l1_regularizer(0.5)(tf.constant([1.0, -3.0]))))
     2.0
     """
-    return reductions.reduce_sum(abs(weights))
+    return _regularizer("l1_regularizer", lambda w: reductions.reduce_sum(abs(w)), scale, scope)
 
 
-@_regularizer
-def l2_regularizer(weights):
+def l2_regularizer(scale: float, scope: str | None = None) -> Callable[[TensorLike], Any]:
     """Return a function of weights: `scale * sum(w**2) / 2`, or None if the scale is 0.
 
     Args:
@@ -161,7 +138,15 @@ def l2_regularizer(weights):
     ...     print(sess.run(tf.contrib.layers.l2_regularizer(0.5)(tf.constant([1.0, -3.0]))))
     2.5
     """
-    return nn.l2_loss(weights)
+    return _regularizer("l2_regularizer", nn.l2_loss, scale, scope)
+
+
+def _regularizer(name: str, loss: Layer, scale: float, scope: str | None) -> Layer:
+    def regularize(weights: TensorLike) -> Any:
+        with name_scope(scope, name):
+            return convert_to_tensor(loss(weights) * scale) if scale else None
+
+    return regularize
 
 
 # -- calls of `tf.layers` --------------------------------------------------------------------------
@@ -370,7 +355,7 @@ def _normalize(
     x = convert_to_tensor(inputs)
     for kind, given in ("initializer", param_initializers), ("regularizer", param_regularizers):
         options |= {f"{part}_{kind}": value for part, value in (given or {}).items()}
-    pending = get_collection_ref(GraphKeys.UPDATE_OPS)
+    pending = x.graph.get_collection_ref(GraphKeys.UPDATE_OPS)
     before = len(pending)
     y = layers.batch_normalization(
         x, 1 if data_format == "NCHW" else -1, **options,
@@ -378,10 +363,9 @@ def _normalize(
         renorm=renorm or zero_debias_moving_mean, adjustment=adjustment or batch_weights,
     )  # fmt: skip
     updates = pending[before:]
-    if updates_collections != GraphKeys.UPDATE_OPS:
-        del pending[before:]
-        for update in updates:
-            get_default_graph().add_to_collections(updates_collections, update)
+    del pending[before:]
+    for update in updates:
+        x.graph.add_to_collections(updates_collections, update)
     if updates_collections is None and updates:
         with _scope_of(y), control_dependencies([group(*updates)]):
             return identity(y)

@@ -9,27 +9,24 @@ import regrad as rg
 from regrad.core.tensor import TensorLike
 from regrad.v1.functions.arrays import identity
 from regrad.v1.graph.control import cond
-from regrad.v1.graph.forms import one_op
 from regrad.v1.graph.graphs import control_dependencies
+from regrad.v1.graph.rows import row
 from regrad.v1.graph.values import constant_value
 from regrad.v1.graph.variables import Variable
 
 RefVariable = Variable  # its name in `tensorflow.python.ops.variables`
 
 
-def relu_grad(gradients: TensorLike, features: TensorLike, name: str | None = None) -> Any:
-    """Return the gradients where the features are positive, 0 elsewhere (`gen_nn_ops.relu_grad`).
+@row("gen_nn_ops", scope="ReluGrad")
+def relu_grad(gradients: rg.Tensor, features: rg.Tensor) -> rg.Tensor:
+    """Return the gradients where the features are positive, 0 elsewhere.
 
     >>> import regrad as rg
     >>> from regrad.v1.programs.inside import relu_grad
     >>> relu_grad(rg.asarray([5.0, 6.0]), rg.asarray([-1.0, 2.0]))
     Tensor([0., 6.], dtype=float32)
     """
-    return one_op(None, name or "ReluGrad", _relu_grad, gradients, features)
-
-
-def _relu_grad(dy: rg.Tensor, x: rg.Tensor) -> Any:
-    return rg.where(x > 0, dy, rg.zeros_like(dy))
+    return rg.where(features > 0, gradients, rg.zeros_like(gradients))
 
 
 def with_dependencies(
