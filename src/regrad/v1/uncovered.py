@@ -19,8 +19,8 @@ _REPLACED = {
     "image.decode_ image.random_ image.adjust_",
     "Python and NumPy, on results of session.run": "edit_distance histogram_fixed_width metrics.",
     "NumPy's or SciPy's function, through tf.py_func": "unique_with_counts spectral.dct signal.dct",
-    "tf.layers and tf.train": "keras",
-    "a loop over session.run(train_op, feed_dict)": "estimator train.SessionRunHook",
+    "tf.layers, tf.train and a loop over session.run(train_op, feed_dict)": "keras estimator "
+    "train.SessionRunHook",
     "tf.Session and tf.train.Saver": "train.MonitoredTrainingSession train.MonitoredSession "
     "train.Supervisor train.Scaffold",
     "the code that made the graph, and tf.train.Saver": "import_graph_def train.import_meta_graph "
@@ -46,13 +46,10 @@ _REPLACED = {
     "nn.quantized_",
     "tf.boolean_mask and tf.scatter_nd": "dynamic_partition dynamic_stitch",
     "tf.assign(v, ...) with a new value from tf.scatter_nd": "scatter_",
-    "tf.check_numerics of each tensor": "add_check_numerics_ops",
     "PyTorch's function or your own, through tf.py_func with a gradient": "nn.ctc_",
     "tf.nn.softmax_cross_entropy_with_logits_v2": "nn.nce_loss nn.sampled_softmax_loss",
     "tf.nn.max_pool or tf.nn.avg_pool": "nn.max_pool_with_argmax nn.fractional_",
     "tf.nn.separable_conv2d": "layers.separable_conv2d",
-    "the layer for two axes, of images of height 1": "layers.max_pooling1d "
-    "layers.average_pooling1d",
     "tf.contrib.layers, with tf.contrib.framework.arg_scope": "contrib.slim",
     "the distribution's formula, with tf.random_normal": "distributions contrib.distributions",
     "the function of the same purpose in tf.nn, tf.layers or tf.train": "contrib.",

@@ -82,13 +82,12 @@ class Finder:
             return ModuleSpec(name, self, is_package=True)  # type: ignore[arg-type]
         outer, _, last = name.rpartition(".")
         try:
-            known = getattr(import_module(outer), last) is not None
+            getattr(import_module(outer), last)
+            fault = f"{name} is not a module"
         except AttributeError as error:
-            if ".python." not in name:
-                raise InstallError(str(error)) from None
-            known = False
-        what = "is not a module" if known else "is not covered by regrad.v1; see docs/tf1.md"
-        raise InstallError(f"{name} {what}")
+            inside = ".python." in name
+            fault = f"{name} is not covered by regrad.v1; see docs/tf1.md" if inside else str(error)
+        raise InstallError(fault) from None
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
         """Return the module."""
