@@ -12,12 +12,9 @@ import inspect
 import re
 from typing import Any, NamedTuple
 
-from regrad.core.docstrings import Texts, importing
+from regrad.core.docstrings import Texts, importing, indented, parted, section, with_sections
 from regrad.core.registry import OPS
 from regrad.v1.graph.kinds import SPELT
-
-INDENT = " " * 4
-SECTION = re.compile(r"^(Args|Returns|Raises):\n((?: {4}.*(?:\n|$))+)", re.M)
 
 
 class Names(dict[str, str]):
@@ -109,34 +106,30 @@ def complete(doc: str, row: RowParts, shared: str = "") -> str:
 
     `shared` is another docstring with descriptions of arguments.
     """
-    doc = inspect.cleandoc(doc)
-    prose, mark, example = (doc + _example(row)).partition("\n>>> ")
-    sections = {title: text.rstrip("\n") for title, text in SECTION.findall(prose)}
-    prose, _, more = re.sub(r"\n{3,}", "\n\n", SECTION.sub("", prose)).partition("\n\nSource: ")
-    sections["Args"] = _arguments(row, f"{inspect.cleandoc(shared)}\n{sections.get('Args', '')}")
-    sections.setdefault("Returns", _results(row))
-    sections.setdefault("Raises", _errors(row))
+    doc = inspect.cleandoc(doc) + _example(row)
+    results = "" if "\nReturns:\n" in doc else _results(row)
+    errors = [] if "\nRaises:\n" in doc else _errors(row)
+    texts, names = Texts(_texts(row, shared), "", ""), dict.fromkeys(row.parameters, "")
+    head, rest = parted(with_sections(doc, texts, names, results, errors))
+    more, mark, example = f"{rest}\n".partition(">>> ")
+    more = more.removeprefix("Source: ").strip()
     kind = f"Op type: `{row.op_type}`." if row.op_type else "A composition."
-    titles = [t for t in ("Args", "Returns", "Raises") if sections[t]]
-    source = f"{kind} Source: `{row.path}`" + (f";\n{more.strip()}" if more else ".")
-    parts = [prose.strip(), *(f"{t}:\n{sections[t]}" for t in titles), source]
-    text = importing("\n\n".join([*parts, mark.strip("\n") + example] if mark else parts))
-    return text.replace("\n", f"\n{INDENT}").replace(f"\n{INDENT}\n", "\n\n")
+    source = f"{kind} Source: `{row.path}`" + (f";\n{more}" if more else ".")
+    return indented(importing("\n\n".join([head, source, mark + example]).rstrip()))
 
 
-def _arguments(row: RowParts, own: str) -> str:
-    """Return the section of arguments, in the order of the call."""
+def _texts(row: RowParts, shared: str) -> Names:
+    """Return the descriptions of arguments that the row itself need not describe."""
     held = f" of {SPELT[row.kinds]}" if row.kinds else ""
     tensor = f"A tensor or array{held}, or a {'bool' if row.kinds == 'b' else 'number'}."
-    texts = {
+    return Names({
+        **TEXTS,
         **dict.fromkeys(row.idle, "Without effect."),
         **{old: f"The old name of `{new}`." for old, new in row.renamed.items()},
         **{name: TEXTS.get(name, tensor) for name in row.tensors},
         "name": f"The name of the op in the graph, by default {row.default!r}.",
-        **dict(re.findall(r"^ {4}(\w+): ((?:.*\n?)(?: {5,}.*\n?)*)", own, re.M)),
-    }
-    described = {name: texts.get(name) or TEXTS.get(name) for name in row.parameters}
-    return "\n".join(f"{INDENT}{n}: {text.rstrip()}" for n, text in described.items() if text)
+        **dict(re.findall(r"^ {4}(\w+): (.*(?:\n {5,}.*)*)", inspect.cleandoc(shared), re.M)),
+    })  # fmt: skip
 
 
 def _example(row: RowParts) -> str:
@@ -172,17 +165,15 @@ def _results(row: RowParts) -> str:
         text = f"A tensor of bools, of {shape};"
     else:
         text = f"A tensor of {shape} and {'' if one else 'their '}dtype;"
-    return f"{INDENT}{text}\n{INDENT}an eager Tensor if the tensors are eager."
+    return section("Returns", text, "an eager Tensor if the tensors are eager.")
 
 
-def _errors(row: RowParts) -> str:
+def _errors(row: RowParts) -> list[str]:
     if not row.tensors:
-        return ""
+        return []
     several = len(row.tensors) > 1
     first = "an argument" if several else f"`{row.tensors[0]}`"
     fault = f"does not hold {SPELT[row.kinds]}" if row.kinds else "cannot become a tensor"
     differ = ", or the dtypes differ" if several and row.one_dtype else ""
-    text = f"{INDENT}DTypeError: when a graph is built, {first} {fault}{differ}."
-    if several and _elementwise(row):
-        text += f"\n{INDENT}ShapeError: the shapes do not broadcast."
-    return text
+    shapes = ["ShapeError: the shapes do not broadcast."] * (several and _elementwise(row))
+    return [f"DTypeError: when a graph is built, {first} {fault}{differ}.", *shapes]
