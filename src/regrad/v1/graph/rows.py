@@ -19,7 +19,6 @@ from regrad.v1.graph.tf_names import declare
 
 MISSING, EITHER = inspect.Parameter.empty, inspect.Parameter.POSITIONAL_OR_KEYWORD
 TENSOR = object()  # the role of a tensor parameter that has a default
-Role = Callable[[Any], Any] | str | object | None
 
 
 def plain_value(value: Any) -> Any:
@@ -183,7 +182,7 @@ def _made(
     path: str, signature: inspect.Signature, module: str, op_type: str | None,
     function: Callable[..., Any] | Op, doc: str, *, kinds: str, shows: tuple[str, ...] = (),
     scope: str | None = "", same: bool = True, call: Callable[..., Any] = one_op,
-    returns: str = "Any", shared: str = "", **roles: Role,
+    returns: str = "Any", shared: str = "", **roles: Any,
 ) -> Callable[..., Any]:  # fmt: skip
     """Make a row from its declaration.
 
@@ -217,20 +216,15 @@ def _made(
         for old, new in older:
             if (value := values[places[old]]) is not None:
                 values[places[new]] = renamed(new, values[places[new]], old, value)
-        made = fixed.copy()
-        for n, i, role in attrs:
-            made[n] = role(values[i])
-        return made
+        return fixed | {n: role(values[i]) for n, i, role in attrs}
 
     usual = attributes(blank.copy()) if tensors == list(range(required)) else None
 
     def call_row(*args: Any, **options: Any) -> Any:
         count = len(args)
-        if usual is not None and count == required:
-            if not options:
-                return call(op_type, default, function, *args, **usual)
-            if len(options) == 1 and "name" in options:
-                return call(op_type, options["name"] or default, function, *args, **usual)
+        plain = not options or (len(options) == 1 and "name" in options)
+        if usual is not None and count == required and plain:
+            return call(op_type, options.get("name") or default, function, *args, **usual)
         values = [*args, *blank[count:]]
         for n, value in options.items():
             if places.get(n, -1) < count:  # the name is unknown, or also passed by position

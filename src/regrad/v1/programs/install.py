@@ -34,7 +34,6 @@ class Names(ModuleType):
 
     def __init__(self, name: str, sources: list[Any]) -> None:
         super().__init__(name)
-        self.__path__ = []
         self.__file__ = __file__
         self._sources = sources
 
