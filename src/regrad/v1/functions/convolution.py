@@ -148,6 +148,9 @@ def conv1d(
 ):  # fmt: skip
     """Return sequences (batch, width, in) convolved with a filter (width, in, out).
 
+    Args:
+        stride: The step, a number.
+
     >>> import regrad as rg
     >>> import regrad.v1 as tf
     >>> x, w = rg.asarray([[[1.0], [2.0]]]), rg.asarray([[[3.0]]])
@@ -199,6 +202,9 @@ def conv3d(
 @_conv("Conv2D", rg.nn.conv2d, scope="atrous_conv2d", call=_slide2, rate=plain_value)
 def atrous_conv2d(value, filters, rate, padding):
     """Return `conv2d` with dilated filters, in one op. TensorFlow rearranges the image instead.
+
+    Args:
+        rate: The distance between elements of the filter, a number.
 
     >>> import regrad as rg
     >>> import regrad.v1 as tf

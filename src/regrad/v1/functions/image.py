@@ -41,6 +41,9 @@ def _as_floats(x: Tensor) -> Tensor:
 def resize_bilinear(images, size, align_corners=False, name=None, half_pixel_centers=False):
     """Return images resized by bilinear interpolation, as floats.
 
+    Args:
+        half_pixel_centers: Treat pixels as squares with their centers at 1/2.
+
     >>> import regrad as rg
     >>> import regrad.v1 as tf
     >>> tf.image.resize_bilinear(rg.asarray([[[[1.0], [2.0]]]]), size=[1, 4])
@@ -55,6 +58,9 @@ def resize_bilinear(images, size, align_corners=False, name=None, half_pixel_cen
 @row("tf.image", f"ResizeNearestNeighbor: * size | {RESIZE}", rg.nn.resize_nearest, size=as_sizes)
 def resize_nearest_neighbor(images, size, align_corners=False, name=None, half_pixel_centers=False):
     """Return images resized by copying the nearest pixel.
+
+    Args:
+        half_pixel_centers: Treat pixels as squares with their centers at 1/2.
 
     >>> import regrad as rg
     >>> import regrad.v1 as tf

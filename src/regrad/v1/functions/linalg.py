@@ -478,6 +478,9 @@ SOLVE = "MatrixTriangularSolve: * | T lower adjoint=transpose"
 def matrix_triangular_solve(matrix, rhs, lower=True, adjoint=False):
     """Return the y with `matrix @ y = rhs`, reading only one triangle of the matrix.
 
+    Args:
+        lower: Read the lower triangle, otherwise the upper one.
+
     >>> import regrad as rg
     >>> import regrad.v1 as tf
     >>> tf.matrix_triangular_solve(rg.asarray([[2.0, 0.0], [1.0, 1.0]]), rg.asarray([[2.0], [3.0]]))
@@ -533,6 +536,9 @@ class Qr(NamedTuple):
 
 def _qr(x: Tensor, full_matrices: bool) -> Qr:
     """Return Q, with orthonormal columns, and an upper triangular R with `Q @ R = input`.
+
+    Args:
+        full_matrices: Complete the orthonormal columns to square matrices.
 
     >>> import regrad as rg
     >>> import regrad.v1 as tf

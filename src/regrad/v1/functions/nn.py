@@ -766,6 +766,9 @@ class TopKV2(NamedTuple):
 def top_k(input, k=1, sorted=True):
     """Return the k largest elements of each row, largest first, and their indices (int32).
 
+    Args:
+        k: How many.
+
     >>> import regrad as rg
     >>> import regrad.v1 as tf
     >>> values, places = tf.nn.top_k(rg.asarray([3, 9, 1]), 2)

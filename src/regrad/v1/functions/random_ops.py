@@ -351,6 +351,7 @@ def multinomial(logits, num_samples, seed=None, name=None, output_dtype=None):
     Args:
         logits: A tensor or array of the shape (rows, classes).
         num_samples: The number of classes to draw for each row.
+        output_dtype: The dtype of the result.
 
     Returns:
         A tensor of integers (int64), of the shape (rows, num_samples).
