@@ -15,11 +15,9 @@ from regrad.core.tensor import Readable, TensorLike
 from regrad.errors import GraphError
 from regrad.shapes.infer import Spec
 from regrad.v1 import dtypes
-from regrad.v1.functions import clipping, creation, random_ops, reductions
-from regrad.v1.functions import indexing as _indexing
+from regrad.v1.functions import clipping, creation, indexing, nn, random_ops, reductions
 from regrad.v1.functions import linalg as _linalg
 from regrad.v1.functions import math as _math
-from regrad.v1.functions import nn as _nn
 from regrad.v1.functions import spectral as _spectral
 from regrad.v1.functions.spectral import fft, fft2d, fft3d, ifft, ifft2d, ifft3d
 from regrad.v1.graph.conversion import convert_to_tensor
@@ -150,13 +148,13 @@ class Namespace(ModuleType):
 
 
 math: Namespace = Namespace(
-    "math", _math, reductions, clipping, confusion_matrix=_indexing.confusion_matrix,
-    l2_normalize=_nn.l2_normalize, softplus=_nn.softplus, softsign=_nn.softsign,
-    top_k=_nn.top_k, in_top_k=_nn.in_top_k, zero_fraction=_nn.zero_fraction,
+    "math", _math, reductions, clipping, confusion_matrix=indexing.confusion_matrix,
+    l2_normalize=nn.l2_normalize, softplus=nn.softplus, softsign=nn.softsign,
+    top_k=nn.top_k, in_top_k=nn.in_top_k, zero_fraction=nn.zero_fraction,
 )  # fmt: skip
 linalg: Namespace = Namespace(
     "linalg", _linalg, eye=creation.eye,
-    l2_normalize=_nn.l2_normalize, global_norm=clipping.global_norm,
+    l2_normalize=nn.l2_normalize, global_norm=clipping.global_norm,
 )  # fmt: skip
 random: Namespace = Namespace(
     "random", normal=random_ops.random_normal, uniform=random_ops.random_uniform,

@@ -42,6 +42,8 @@ def resize_bilinear(images, size, align_corners=False, name=None, half_pixel_cen
     """Return images resized by bilinear interpolation, as floats.
 
     Args:
+        size: The new height and width.
+        align_corners: Align the centers of the corner pixels of both images.
         half_pixel_centers: Treat pixels as squares with their centers at 1/2.
 
     >>> import regrad as rg
@@ -60,6 +62,8 @@ def resize_nearest_neighbor(images, size, align_corners=False, name=None, half_p
     """Return images resized by copying the nearest pixel.
 
     Args:
+        size: The new height and width.
+        align_corners: Align the centers of the corner pixels of both images.
         half_pixel_centers: Treat pixels as squares with their centers at 1/2.
 
     >>> import regrad as rg

@@ -80,7 +80,12 @@ def _weights(
     kernel_regularizer=None, bias_regularizer=None, activity_regularizer=None,
     kernel_constraint=None, bias_constraint=None, trainable=True, name=None, reuse=None,
 ) -> None:  # fmt: skip
-    """Declare the last parameters of layers with weights."""
+    """Declare the last parameters of layers with weights.
+
+    Args:
+        activation: A function to apply to the result, or its name in `tf.nn`.
+        use_bias: Whether the layer adds a bias.
+    """
 
 
 _layer = partial(row, "tf.layers", scope=None, returns="Tensor")
