@@ -16,7 +16,6 @@ that is not covered raises an AttributeError that names the function to call ins
 from __future__ import annotations
 
 import sys
-from types import ModuleType
 
 from regrad.core.signatures import answer_in as _answer_in
 from regrad.v1 import app as app
@@ -77,8 +76,7 @@ pack, unpack = stack, unstack
 flags = app.flags
 arg_max, arg_min = argmax, argmin
 
-compat: ModuleType = sys.modules[__name__]
-v1: ModuleType = sys.modules[__name__]  # tf.compat.v1
+compat = v1 = sys.modules[__name__]  # tf.compat.v1
 __version__ = "1.15"
 
 

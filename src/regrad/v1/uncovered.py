@@ -34,8 +34,6 @@ _REPLACED = {
     "a function with tf.variable_scope(..., reuse=tf.AUTO_REUSE)": "make_template",
     "a Python function, which adds ops to the graph at each call": "function",
     "tf.get_variable(..., collections=[tf.GraphKeys.LOCAL_VARIABLES])": "get_local_variable",
-    "tf.variable_scope(..., custom_getter=...)": "variable_creator_scope",
-    "one tf.Variable": "PartitionedVariable",
     "regrad itself (import regrad as rg), which is eager": "enable_eager_execution",
     "regrad.grad, value_and_grad and variable_grads": "GradientTape",
     "tf.gather of frames, and tf.spectral.rfft of them": "signal.stft",

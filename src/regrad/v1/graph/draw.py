@@ -8,13 +8,12 @@ from itertools import accumulate
 from regrad.core.bindings import CountedRule
 from regrad.core.rule import NoGradient, NoRule, place
 from regrad.errors import printable
-from regrad.graph.graph import CONST, Node, OpGraph, Symbol
+from regrad.graph.graph import CONST, Node, OpGraph
 from regrad.graph.plan import needed
 from regrad.inspection.drawings import Arrow, Box, BoxKind, Drawing
 from regrad.v1 import dtypes
 from regrad.v1.graph.static_shapes import TensorShape
 
-HEADER = ("name", "type", "output", "rule")
 KINDS: dict[str, BoxKind] = {"Placeholder": "input", "VariableV2": "variable", "Const": "constant"}
 
 
@@ -30,13 +29,9 @@ def cells(node: Node) -> tuple[str, str, str, str]:
     """
     rule = node.rule
     built_in = rule is node.op.rule and not isinstance(rule, NoGradient | NoRule)
-    outputs = [f"{dtypes.of(s.dtype).name} {_shape(s)}" for s in node.symbols]
+    outputs = [f"{dtypes.of(s.dtype).name} {TensorShape(s.shape)}" for s in node.symbols]
     rule_name = "built in" if built_in else rule.name or "none"
     return node.name, node.op.type.lstrip("_"), ", ".join(outputs), rule_name
-
-
-def _shape(symbol: Symbol) -> str:
-    return str(TensorShape(symbol.shape))
 
 
 def _select(graph: OpGraph, of: Sequence[Node] | None) -> list[Node]:
@@ -64,7 +59,7 @@ def summary(graph: OpGraph, of: Sequence[Node] | None = None) -> str:
     Sign  Sign         float32 (?, 2)  * Identity
     2 ops, 1 overridden (*)
     """
-    rows: list[tuple[str, ...]] = [HEADER]
+    rows: list[tuple[str, ...]] = [("name", "type", "output", "rule")]
     nodes = _select(graph, of)
     for node in nodes:
         *others, rule = map(printable, cells(node))
@@ -115,6 +110,6 @@ def _box(node: Node, scopes: set[str]) -> Box:
 
 def _arrows(node: Node) -> Iterator[Arrow]:
     for symbol in node.sources():
-        yield Arrow(symbol.node.name, node.name, _shape(symbol))
+        yield Arrow(symbol.node.name, node.name, str(TensorShape(symbol.shape)))
     for before in node.control:
         yield Arrow(before.name, node.name, dashed=True)

@@ -121,21 +121,17 @@ def _texts(row: RowParts, shared: str) -> Names:
 
 
 def _example(row: RowParts) -> str:
-    """Return the example of a row in eager mode."""
+    """Return the example of a row in eager mode. The printed elements show the dtype."""
     if not row.shows:
         return ""
     *given, result = row.shows
     keyword = re.compile(r"\w+=")
     passed = ", ".join(g if keyword.match(g) else f"rg.asarray({g})" for g in given)
     imports = ">>> import regrad as rg\n>>> import regrad.v1 as tf"
-    result = result if "Tensor" in result else f"Tensor({result}, dtype={_dtype_shown(result)})"
+    marks = {"e": "bool", "j": "complex64", ".": "float32", "": "int64"}  # "e" of False and True
+    dtype = next(dtype for mark, dtype in marks.items() if mark in result)
+    result = result if "Tensor" in result else f"Tensor({result}, dtype={dtype})"
     return f"\n\n{imports}\n>>> {row.path}({passed})\n{result}"
-
-
-def _dtype_shown(elements: str) -> str:
-    """Return the dtype of a result, judged by its printed elements."""
-    marks = {"e": "bool", "j": "complex64", ".": "float32"}  # of False and True, …
-    return next((dtype for mark, dtype in marks.items() if mark in elements), "int64")
 
 
 def _elementwise(row: RowParts) -> bool:
@@ -149,11 +145,10 @@ def _results(row: RowParts) -> str:
         return ""
     one = len(row.tensors) == 1
     shape = f"{row.tensors[0]}'s shape" if one else "the shape to which the arguments broadcast"
-    if "A Tensor of bools" in (OPS[str(row.op_type)].function.__doc__ or ""):
-        text = f"A tensor of bools, of {shape};"
-    else:
-        text = f"A tensor of {shape} and {'' if one else 'their '}dtype;"
-    return section("Returns", text, "an eager Tensor if the tensors are eager.")
+    dtype = "dtype" if one else "their dtype"
+    bools = "A Tensor of bools" in (OPS[str(row.op_type)].function.__doc__ or "")
+    held = f"bools, of {shape}" if bools else f"{shape} and {dtype}"
+    return section("Returns", f"A tensor of {held};", "an eager Tensor if the tensors are eager.")
 
 
 def _errors(row: RowParts) -> list[str]:
