@@ -60,6 +60,14 @@ def test_a_misspelt_name_has_near_names(space, name, near):
     refused(lambda: found(space, name), AttributeError, near)
 
 
+SPACES = sorted({space for space, _ in NAMES} - {"tf.errors", "tf.logging"})
+
+
+@pytest.mark.parametrize("space", SPACES)
+def test_a_missing_name_is_named_with_its_namespace(space):
+    refused(lambda: found(space, "NoSuchName_"), AttributeError, rf"^{space}\.NoSuchName_ is not")
+
+
 def test_python_may_ask_for_what_is_not_there():
     assert not hasattr(tf, "__wrapped__")
     assert not hasattr(tf.nn, "no_such_thing")
