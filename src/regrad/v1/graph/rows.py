@@ -28,19 +28,17 @@ def plain_value(value: Any) -> Any:
 
 # Roles of parameters by name, the same in all of TensorFlow. Some of the names are deprecated.
 USUAL_ROLES: dict[str, Any] = {
-    "value": TENSOR, "filter": TENSOR, "axis": axes_of, "keepdims": bool, "shape": as_sizes,
-    "block_shape": as_sizes, "paddings": as_sizes, "crops": as_sizes, "num_segments": as_sizes,
+    "value": TENSOR, "filter": TENSOR, "axis": axes_of, "keepdims": bool, "keep_dims": "keepdims",
     "strides": plain_value, "padding": plain_value, "use_cudnn_on_gpu": None,
-    "reduction_indices": "axis", "dimension": "axis", "dim": "axis", "squeeze_dims": "axis",
-    "keep_dims": "keepdims",
+    **dict.fromkeys(("shape", "block_shape", "paddings", "crops", "num_segments"), as_sizes),
+    **dict.fromkeys(("reduction_indices", "dimension", "dim", "squeeze_dims"), "axis"),
 }  # fmt: skip
 # Types of parameters by name, where the default does not show them.
 TYPES = Names({
-    "name": "str | None", "scope": "str | None", "loss_collection": "str | None",
-    "seed": "int | None", "op_seed": "int | None", "data_format": "str | None",
-    "accum_name": "str | None", "linear_name": "str | None", "keepdims": "bool | None",
-    "keep_dims": "bool | None", "activation": "Function | str", "_initializer": "Initial",
-    "_regularizer": "Function", "_constraint": "Function", "reuse": "bool | AutoReuse | None",
+    **dict.fromkeys(("_name", "scope", "loss_collection", "data_format"), "str | None"),
+    **dict.fromkeys(("keepdims", "keep_dims"), "bool | None"), "_seed": "int | None",
+    "activation": "Function | str", "reuse": "bool | AutoReuse | None",
+    "_initializer": "Initial", "_regularizer": "Function", "_constraint": "Function",
     **dict.fromkeys(("values", "t_list", "boundaries"), "Sequence[TensorLike]"),
     **dict.fromkeys(("weights", "mean", "stddev", "minval", "alpha", "bias"), "TensorLike"),
     "label_smoothing": "float", "padding": "str | bytes | Sequence[Sequence[int]]",
@@ -88,9 +86,7 @@ def constructor(
         usual: The type of arguments whose name and default do not show it.
         scope: Names that the declaration uses.
     """
-    names = [argument.partition("=")[0].strip() for argument in declared.split(",")]
-    passed = ", ".join(f"{name}={name}" for name in names)
-    source = f"def __init__(self, {declared}):\n    self._take({passed})"
+    source = f"def __init__(self, {declared}):\n    type(self)._take(**locals())"
     made = compiled("__init__", source, {"__name__": module, **scope}, lasting=True)
     kinds, listed = {bool: "bool", str: "str", float: usual}, inspect.signature(made).parameters
     types = {n: kinds.get(type(p.default)) or TYPES.get(n, usual) for n, p in listed.items()}

@@ -17,10 +17,10 @@ __all__ = ["install", "uninstall"]
 # Modules inside TensorFlow by the last part of their names, with the module here that has names
 # besides `tf`. All modules inside TensorFlow have the names of `tf`, `tf.nn` and `tf.train`.
 INSIDE = {
-    "control_flow_ops": "programs.inside", "gen_nn_ops": "programs.inside",
-    "input_data": "programs.digits", "rnn_cell": "nn.rnn_cell", "rnn_cell_impl": "nn.rnn_cell",
-    "init_ops": "initializers", "summary": "summary", "layers": "layers", "flags": "flags",
-    "app": "app", "variables": "programs.inside", "utils": "programs.inside", "rnn": "nn.rnn_cell",
+    **dict.fromkeys(["control_flow_ops", "gen_nn_ops", "utils", "variables"], "programs.inside"),
+    **dict.fromkeys(["rnn", "rnn_cell", "rnn_cell_impl"], "nn.rnn_cell"),
+    **{name: name for name in ("app", "flags", "layers", "summary")},
+    "init_ops": "initializers", "input_data": "programs.digits",
     **dict.fromkeys(["examples", "framework", "mnist", "ops", "platform", "python"], ""),
     **dict.fromkeys(["training", "tutorials", "util"], ""),
 }  # fmt: skip
