@@ -429,25 +429,27 @@ def _if(run: PlanRun, xs: Sequence[Any], control: Control) -> Any:
 def _while(run: PlanRun, xs: Sequence[Any], control: Control) -> Any:
     """Run the sweeps in Python."""
     known, outside = control.known(xs), run.path
-    rows: defaultdict[int, dict[int, Any]] = defaultdict(dict)  # loop variables by iteration
     most, whole = control.most(known), {key: known[key] for key in control.entries}
-    total, stacks, finals = None if control.test else most, [], []
+    total, stacks, finals = None if control.test else most, [[]], []
+    rows: dict[int, dict[int, Any]] = {}  # values that belong to an iteration
     for step, kept in zip(control.steps, control.kept, strict=True):
+        ids, stacks = [x._id for x in step.carries], []
         numbers: Any = itertools.count() if total is None else range(total)
         for n in reversed(numbers) if step.backward else numbers:
             run.path = (*outside, n)
             if total is None and (n == most or not bool(run.through(control.test, known)[0])):
                 total = n
                 break
-            known.update(rows.get(n, ()))
-            known.update((key, x[n]) for key, x in whole.items())
+            if n in rows:
+                known.update(rows[n])
+            if whole:
+                known.update((key, x[n]) for key, x in whole.items())
             if kept:
-                rows[n].update((key, known[key]) for key in kept)
+                rows[n] = rows.get(n, {}) | {key: known[key] for key in kept}
             ys = run.through(step, known)
-            known.update(zip([x._id for x in step.carries], ys, strict=False))
-            if step.stacked:
-                stacks.append(ys[len(step.carries) :])
-        finals += [known[x._id] for x in step.carries]
+            known.update(zip(ids, ys, strict=False))
+            stacks.append(ys[len(ids) :])
+        finals += [known[key] for key in ids]
     run.path, last = outside, control.steps[-1]
     if total == 0 and last.stacked:  # only for the shapes
         trial = copy(run)
