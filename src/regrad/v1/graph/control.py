@@ -16,7 +16,7 @@ from regrad.v1 import dtypes
 from regrad.v1.graph.conversion import convert_to_tensor
 from regrad.v1.graph.forms import one_op
 from regrad.v1.graph.graphs import add_op, control_dependencies, current_graph
-from regrad.v1.graph.regions import IF, WHILE, Step, control_node, inside, new_graph, spec_of
+from regrad.v1.graph.regions import Control, Step, control_node, inside, new_graph, spec_of
 from regrad.v1.graph.static_shapes import TensorShape
 from regrad.v1.graph.tensors import Operation, Tensor, face, operation
 
@@ -156,13 +156,12 @@ def cond(
     if isinstance(pred, bool):
         raise ArgumentError("pred must not be a Python bool: use a Python if statement")
     pred = _as_condition("cond: pred must", convert_to_tensor(pred))
-    graph = new_graph(name or "cond")
-    with inside(graph):
+    with inside(new_graph(name or "cond")) as graph:
         chosen = graph.placeholder(pred._symbol.spec, "pred")
         built = [_branch(f, graph, name or "cond", strict) for f in functions]  # pyright: ignore
     (first, one), (second, other) = built
-    specs, steps = _merged(first, second, one, other), [first, second]
-    found = control_node(IF, name or "cond", graph, [(pred._read(), chosen)], specs, steps)
+    specs, control = _merged(first, second, one, other), Control(graph, [first, second])
+    found = control_node(name or "cond", [(pred._read(), chosen)], specs, control)
     return one(list(face(found)))
 
 
@@ -341,9 +340,8 @@ def loop_node(
         specs: The shapes and dtypes that each iteration may rely on.
         entries: Tensors, which have one entry for each iteration.
     """
-    graph, n = new_graph(name), len(start)
-    rows = [_entry(spec_of(x._read())) for x in entries]
-    with inside(graph):
+    n, rows = len(start), [_entry(spec_of(x._read())) for x in entries]
+    with inside(new_graph(name)) as graph:
         inner = [graph.placeholder(spec) for spec in (*specs, *rows)]
         faces, tested = [face(x) for x in inner], None
         if test is not None:
@@ -355,12 +353,10 @@ def loop_node(
     known = entries[0].shape.as_list()[0] if entries and entries[0].shape.ndims else None
     ends = [_after(*each) for each in zip(inner, ys, specs, strict=False)]
     ends += [_stacked(known, spec_of(y)) for y in ys[n:]]
-    outer = [x._read() for x in (*start, *entries)]
-    found = control_node(
-        WHILE, name, graph, list(zip(outer, inner, strict=True)), ends, [Step(ys, inner[:n])],
-        loops=True, test=tested, limit=limit, entries=frozenset(x._id for x in inner[n:]),
-    )  # fmt: skip
-    return list(face(found)), more
+    inputs = [(x._read(), own) for x, own in zip((*start, *entries), inner, strict=True)]
+    along = frozenset(x._id for x in inner[n:])
+    control = Control(graph, [Step(ys, inner[:n])], True, tested, limit, along)
+    return list(face(control_node(name, inputs, ends, control))), more
 
 
 def _stacked(count: int | None, y: Spec) -> Spec:

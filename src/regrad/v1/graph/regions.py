@@ -27,10 +27,9 @@ A gradient recomputes the values of the forward pass that it needs.
 from __future__ import annotations
 
 import itertools
-from collections import defaultdict
 from collections.abc import Container, Generator, Iterable, Sequence
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any
 
@@ -43,7 +42,7 @@ from regrad.core.backends import is_inexact
 from regrad.core.blocks import block, stay
 from regrad.core.protocols import NodeLike
 from regrad.core.pullback import or_zeros
-from regrad.core.registry import OPS, Op
+from regrad.core.registry import OPS
 from regrad.errors import GradientError, ShapeError
 from regrad.graph.deferred import spec_of_record
 from regrad.graph.graph import INNERMOST, PLACEHOLDER, Node, OpGraph, Symbol, graph_op
@@ -111,21 +110,22 @@ class Control:
     """The inner graph and the steps of a node.
 
     Args:
-        inputs: The placeholders, one for each input of the node. The first input of an `If` is its
-            predicate.
+        loops: Whether it is a loop.
         test: The condition of a loop.
         limit: The maximum number of iterations.
         entries: The ids of the placeholders that have one entry of an input in each iteration. The
             outputs of the last step after its loop variables are stacked in the same way.
+        inputs: The placeholders, one for each input of the node. The first input of an `If` is its
+            predicate.
     """
 
     graph: OpGraph
-    inputs: Tensors
     steps: list[Step]
     loops: bool = False
     test: Step | None = None
     limit: int | None = None
     entries: frozenset[int] = frozenset()
+    inputs: Tensors = ()
 
     @property
     def parts(self) -> list[Step]:
@@ -140,9 +140,8 @@ class Control:
     @cached_property
     def ends(self) -> list[tuple[rg.Tensor, ...]]:
         """The inner tensors whose gradient is the gradient of an output of the node."""
-        if not self.loops:
-            return list(zip(*[step.outputs for step in self.steps], strict=True))
-        return [(y,) for _, y in self.turns] + [(y,) for y in self.steps[-1].stacked]
+        ends = [step.outputs for step in self.steps]
+        return list(zip(*([itertools.chain(*ends)] if self.loops else ends), strict=True))
 
     @cached_property
     def turns(self) -> list[tuple[rg.Tensor, rg.Tensor]]:
@@ -211,7 +210,7 @@ class Control:
 
 
 @block
-def inside(graph: OpGraph | None) -> Generator[OpGraph | None]:
+def inside(graph: OpGraph | None) -> Generator[Any]:
     """Put ops made in the block into the inner graph, or into the default graph for None."""
     yield from stay(graph, INNERMOST, graph)
 
@@ -225,19 +224,17 @@ def new_graph(name: str) -> OpGraph:
 
 
 def control_node(
-    op: Op, name: str, graph: OpGraph, inputs: Inputs, specs: Sequence[Spec], steps: list[Step],
-    **settings: Any,
-) -> tuple[rg.Tensor, ...]:  # fmt: skip
+    name: str, inputs: Inputs, specs: Sequence[Spec], control: Control
+) -> tuple[rg.Tensor, ...]:
     """Make a node of control flow. Captured tensors that a step reads become inputs."""
-    own, control = {x._id for _, x in inputs}, Control(graph, [], steps, **settings)
-    first, carries = inputs[0][1]._id, {x._id for x, _ in control.turns}
-    read = {s.id for step in control.parts for s in step.reads} | {first} | carries
+    own, graph = {x._id for _, x in inputs}, control.graph
+    read = {s.id for step in control.parts for s in step.reads} | control.entries
+    read |= {inputs[0][1]._id, *[x._id for x, _ in control.turns]}
     captured = [pair for pair in graph.captures.values() if pair[1]._id not in own]
-    inputs = [pair for pair in (*inputs, *captured) if pair[1]._id in read | control.entries]
-    control.inputs = [x for _, x in inputs]
+    inputs = [pair for pair in (*inputs, *captured) if pair[1]._id in read]
+    control.inputs, op = [x for _, x in inputs], WHILE if control.loops else IF
     with OpGraph.control_dependencies(current_graph(), graph.waits_for):
-        outer, attrs = [x for x, _ in inputs], {"control": control}
-        return add_op(op, name, outer, attrs, specs, op.rule)
+        return add_op(op, name, [x for x, _ in inputs], {"control": control}, specs, op.rule)
 
 
 def spec_of(x: rg.Tensor) -> Spec:
@@ -301,9 +298,6 @@ class ControlRule(PathRule):
     def keeps(self, wanted: frozenset[int]) -> tuple[frozenset[int], bool]:
         return frozenset({0}), True
 
-    def linear_in(self, wanted: frozenset[int]) -> bool:
-        return False  # unknown before the run
-
     def carries(self, node: NodeLike, index: int) -> bool:
         control = _spread(node)
         return any(y._data.carries for y in control.results[index])
@@ -323,25 +317,24 @@ class ControlRule(PathRule):
 
     def pull(self, record: Any, dy: Any, wanted: Sequence[int]) -> Iterable[tuple[int, Any]]:
         control: Control = record.attrs["control"]
-        graph, reached = control.graph, [i for i, d in enumerate(dy) if d is not None]
+        turns, reached = control.turns, [i for i, d in enumerate(dy) if d is not None]
         watched, used = control.watched(reached, wanted)
-        turns, carries = control.turns, {x._id for x, _ in control.turns}
         moved = [i for i, (x, _) in enumerate(turns) if x._id in watched & used]
-        others = [x for x in (control.inputs[i] for i in wanted) if x._id not in carries]
-        wrt = [*[turns[i][0] for i in moved], *[x for x in others if x._data.carries]]
+        others, carries = [control.inputs[i] for i in wanted], {x._id for x, _ in turns}
+        wrt = [turns[i][0] for i in moved]
+        wrt += [x for x in others if x._data.carries and x._id not in carries]
         ends = [*moved, *[i for i in reached if i >= len(turns)]]
         ys = [record.y[i] for i in ends]
         dys = [_zeros(y) if dy[i] is None and _is_float(y) else dy[i]
                for i, y in zip(ends, ys, strict=True)]  # fmt: skip
         dys = _floats(ys, dys)
         inner = [control.ends[i] for i in ends]
-        with inside(graph):
+        with inside(control.graph) as graph:
             alike = filter(_is_float, [y for y, *_ in inner]) if control.loops else dys
             arriving = [graph.placeholder(spec_of(y), "grad_ys") for y in alike]
             dxs = [_pulled(ys, wrt, arriving, graph) for ys in zip(*inner, strict=True)]
         inputs = [*zip(record.xs, control.inputs, strict=True), *zip(dys, arriving, strict=True)]
-        found = _loop_gradient if control.loops else _branch_gradient
-        found = found(control, record, inputs, arriving, dxs)
+        found = _gradient(record, inputs, arriving, dxs)
         return [(0, [found.get(x._id) for x in control.inputs])]
 
 
@@ -359,44 +352,36 @@ def _pulled(ys: Tensors, wrt: Tensors, dys: Tensors, graph: OpGraph) -> dict[int
     return {x._id: _zeros(x) if dx is None else dx for x, dx in pairs}
 
 
-Gradients = list[dict[int, rg.Tensor]]  # for each branch, or for a loop: inner gradients by id
-
-
-def _branch_gradient(
-    control: Control, record: Any, inputs: Inputs, arriving: Tensors, dxs: Gradients
+def _gradient(
+    record: Any, inputs: Inputs, arriving: Tensors, dxs: list[dict[int, rg.Tensor]]
 ) -> dict[int, rg.Tensor]:
-    """Return the gradients of the inputs of an `If`, by the ids of their placeholders."""
-    steps, outer = [Step(list(found.values())) for found in dxs], control.known(record.xs)
-    _refuse_writers(steps)
-    specs = [spec_of(outer[key]) for key in dxs[0]]
-    found = control_node(IF, "cond", control.graph, inputs, specs, steps)
-    return dict(zip(dxs[0], found, strict=True))
+    """Return the gradients of the inputs of a node, by the ids of their placeholders.
 
-
-def _loop_gradient(
-    control: Control, record: Any, inputs: Inputs, arriving: Tensors, found: Gradients
-) -> dict[int, rg.Tensor]:
-    """Return the gradients of the inputs of a `While`, by the ids of their placeholders."""
-    graph, dxs, outer = control.graph, found[0], control.known(record.xs)
+    `dxs` are the inner gradients, by id, of each branch of an `If` or of all sweeps of a `While`.
+    """
+    control: Control = record.attrs["control"]
+    found, outer, loops = dxs[0], control.known(record.xs), control.loops
     carries = {x._id: spec_of(y) for (x, _), y in zip(control.turns, record.y, strict=False)}
-    back = dict(zip([key for key in dxs if key in carries], arriving, strict=False))
-    along = [key for key in dxs if key in control.entries]
-    with inside(graph):
+    back = dict(zip([key for key in found if key in carries], arriving, strict=False))
+    along = [key for key in found if key in control.entries or not loops]
+    with inside(control.graph) as graph:
         sums = {key: graph.placeholder(spec_of(dx), "sum")
-                for key, dx in dxs.items() if key not in back and key not in along}  # fmt: skip
-        totals = [total + dxs[key] for key, total in sums.items()]
-    *after, last = [_reversed(step, back, dxs) for step in reversed(control.steps)]
-    ys = [*last.outputs, *totals, *[dxs[key] for key in along]]
-    last = Step(ys, [*last.carries, *sums.values()], (), last.backward)
-    steps = _recomputed(control, [*[step for step in after if step.carries], last])
+                for key, dx in found.items() if key not in back and key not in along}  # fmt: skip
+        totals = [total + found[key] for key, total in sums.items()]
+    steps = [Step(list(found.values())) for found in dxs]
+    if loops:
+        *after, last = [_reversed(step, back, found) for step in reversed(control.steps)]
+        ys = [*last.outputs, *totals, *[found[key] for key in along]]
+        last = Step(ys, [*last.carries, *sums.values()], (), last.backward)
+        steps = _recomputed(control, [*[step for step in after if step.carries], last])
     _refuse_writers(steps)
     specs = carries | {x._id: spec_of(outer[key]) for key, x in (back | sums).items()}
     ids = [x._id for step in steps for x in step.carries]
+    entries = control.entries.union(x._id for x in arriving[len(back) :] if loops)
     made = control_node(
-        WHILE, "while", graph, [*inputs, *[(_zeros(outer[key]), x) for key, x in sums.items()]],
-        [*[specs[key] for key in ids], *[spec_of(outer[key]) for key in along]], steps, loops=True,
-        test=control.test, limit=control.limit,
-        entries=control.entries | {x._id for x in arriving[len(back) :]},
+        record.op.name, [*inputs, *[(_zeros(outer[key]), x) for key, x in sums.items()]],
+        [*[specs[key] for key in ids], *[spec_of(outer[key]) for key in along]],
+        replace(control, steps=steps, entries=entries),
     )  # fmt: skip
     ends = dict(zip(ids, made, strict=False))
     answer = {key: ends[x._id] for key, x in (back | sums).items()}
