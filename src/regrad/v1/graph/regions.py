@@ -27,7 +27,7 @@ A gradient recomputes the values of the forward pass that it needs.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Container, Generator, Iterable, Sequence
+from collections.abc import Container, Generator, Iterable, Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -237,6 +237,19 @@ def control_node(
         return add_op(op, name, [x for x, _ in inputs], {"control": control}, specs, op.rule)
 
 
+def all_nodes(nodes: Iterable[Node]) -> Iterator[Node]:
+    """Yield the nodes, and the nodes of the branches and loops in them."""
+    for node in nodes:
+        yield node
+        for step in node.attrs["control"].parts if "control" in node.attrs else ():
+            yield from all_nodes(step.nodes)
+
+
+def writes(node: Node) -> bool:
+    """Return whether the op writes to a variable."""
+    return node.op.type.startswith(("Assign", "Apply", "ScatterUpdate"))
+
+
 def spec_of(x: rg.Tensor) -> Spec:
     """Return the static shape and dtype of a symbolic Tensor."""
     return spec_of_record(x._data.shape, x._data.dtype)
@@ -276,7 +289,7 @@ def _zeros(x: rg.Tensor) -> rg.Tensor:
 def _refuse_writers(steps: Iterable[Step]) -> None:
     """Raise if a gradient would write to a variable again when it recomputes the forward pass."""
     for node in (node for step in steps for node in step.nodes):
-        if node.op.type.startswith(("Assign", "Apply")):
+        if writes(node):
             raise GradientError(
                 f"the gradient of a branch or loop would run {node.name!r} (type "
                 f"{node.op.type}) again, which writes to a variable. Assign after the branch or "

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from regrad.core.bindings import CountedRule
 from regrad.graph.graph import OpGraph
 from regrad.v1.graph.graphs import MADE, get_default_graph
+from regrad.v1.graph.regions import all_nodes
 from regrad.v1.programs.differences import DIFFERENCES
 from regrad.v1.programs.install import USED
-from regrad.v1.run.tracing import all_nodes
 
 __all__ = ["Report"]
 

@@ -13,29 +13,27 @@ from regrad.graph.graph import Node
 from regrad.graph.plan import PlanRun
 from regrad.transforms.traces import find_jax
 from regrad.v1.errors import UnimplementedError
-from regrad.v1.graph.regions import Control, Step
+from regrad.v1.graph.regions import Control, Step, all_nodes
 from regrad.v1.graph.variables import read_state
 from regrad.v1.run.tracing import (
+    TRACED,
     TraceRun,
     Values,
-    all_nodes,
     find_touched,
     is_known,
     refusal,
     settle,
     settle_all,
-    traces,
 )
 
 UNROLLED = 256  # the most iterations to unroll if XLA's loop fails
 COUNTED = 100_000  # the most iterations to count while tracing
 
 
-@traces("If")
-def _if(trace: TraceRun, node: Node, values: list[Any], attrs: dict[str, Any]) -> Values:
+def _if(trace: TraceRun, node: Node, values: Values, attrs: dict[str, Any]) -> Any:
     control: Control = attrs["control"]
     if is_known(values[0]):
-        return trace.call_kernel(node, values, attrs)
+        return None
     known, keys = control.known(values), _written(control.steps)
 
     def branch(step: Step) -> Any:
@@ -49,8 +47,7 @@ def _if(trace: TraceRun, node: Node, values: list[Any], attrs: dict[str, Any]) -
     return ys
 
 
-@traces("While")
-def _while(trace: TraceRun, node: Node, values: list[Any], attrs: dict[str, Any]) -> Values:
+def _while(trace: TraceRun, node: Node, values: Values, attrs: dict[str, Any]) -> Any:
     """Trace XLA's loops. If shapes or sizes change during a loop, unroll its iterations."""
     loop: Control = attrs["control"]
     known = loop.known(values)
@@ -67,7 +64,7 @@ def _while(trace: TraceRun, node: Node, values: list[Any], attrs: dict[str, Any]
     except UnimplementedError:
         if count is None or count > UNROLLED:
             raise
-        return trace.call_kernel(node, values, attrs)
+        return None
 
 
 def _sweeps(trace: TraceRun, loop: Control, known: dict[int, Any], most: int | None) -> list[Any]:
@@ -152,7 +149,7 @@ def _symbols(tensors: Sequence[rg.Tensor]) -> list[Any]:
 
 def _written(steps: Sequence[Step]) -> list[str]:
     """Return the variables to which steps write."""
-    return sorted({key for step in steps for key in find_touched(step.nodes).written})
+    return sorted({key for step in steps for key in find_touched(step.nodes)[1]})
 
 
 def _state(trace: TraceRun, keys: Sequence[str]) -> dict[str, Any]:
@@ -177,3 +174,6 @@ def _count(loop: Control, known: dict[int, Any]) -> int | None:
         ys = run.through(step, values)
         values.update(zip([x._id for x in step.carries], ys, strict=True))
     return loop.limit
+
+
+TRACED.update(If=_if, While=_while)
