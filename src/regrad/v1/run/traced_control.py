@@ -8,12 +8,11 @@ from typing import Any
 
 import numpy as np
 
-import regrad as rg
 from regrad.graph.graph import Node
 from regrad.graph.plan import PlanRun
 from regrad.transforms.traces import find_jax
 from regrad.v1.errors import UnimplementedError
-from regrad.v1.graph.regions import Control, Step, all_nodes
+from regrad.v1.graph.regions import Control, Step
 from regrad.v1.graph.variables import read_state
 from regrad.v1.run.tracing import (
     TRACED,
@@ -39,7 +38,7 @@ def _if(trace: TraceRun, node: Node, values: Values, attrs: dict[str, Any]) -> A
     def branch(step: Step) -> Any:
         inner = trace.inside({})
         ys = inner.through(step, known)
-        return settle_all(ys, _symbols(step.outputs)), _state(inner, keys)
+        return settle_all(ys, step.outputs), _state(inner, keys)
 
     calls = [partial(branch, step) for step in control.steps]
     ys, written = _fitted(node, lambda: find_jax().lax.cond(values[0], *calls))
@@ -92,7 +91,7 @@ def _sweep(
 
     def turn(number: Any, xs: Values, state: dict[str, Any]) -> Any:
         run, given = at(number, xs, state)
-        ys = settle_all(run.through(step, given), _symbols(step.outputs))
+        ys = settle_all(run.through(step, given), step.outputs)
         return ys[: len(ids)], [*[given[i] for i in kept], *ys[len(ids) :]], _state(run, keys)
 
     def goes_on(carry: Any) -> Any:
@@ -109,7 +108,7 @@ def _sweep(
         stacks = [s.at[number].set(x) for s, x in zip(stacks, values, strict=True)]
         return number + (-1 if step.backward else 1), ys, state, stacks
 
-    first, state = settle_all([known[i] for i in ids], _symbols(step.carries)), _state(trace, keys)
+    first, state = settle_all([known[i] for i in ids], step.carries), _state(trace, keys)
     stacks = []
     if kept or step.stacked:
         shapes = jax.eval_shape(lambda: turn(np.int32(0), first, state)[1])
@@ -143,10 +142,6 @@ def _fitted(node: Node, call: Callable[[], Any]) -> Any:
         ) from error
 
 
-def _symbols(tensors: Sequence[rg.Tensor]) -> list[Any]:
-    return [t._data for t in tensors]
-
-
 def _written(steps: Sequence[Step]) -> list[str]:
     """Return the variables to which steps write."""
     return sorted({key for step in steps for key in find_touched(step.nodes)[1]})
@@ -163,11 +158,11 @@ def _count(loop: Control, known: dict[int, Any]) -> int | None:
     if loop.test is None:
         return loop.most(known)
     step = loop.steps[0].only(loop.test.reads)
-    read = {s.id for part in (loop.test, step) for s in part.reads}
-    nodes = all_nodes([*loop.test.nodes, *step.nodes])
-    if any(node.op.stateful for node in nodes) or not all(is_known(known[key]) for key in read):
+    values = {s.id: known[s.id] for part in (loop.test, step) for s in part.reads}
+    stateful = loop.test.plan.stateful or step.plan.stateful
+    if stateful or not all(map(is_known, values.values())):
         return None
-    values, run = {key: known[key] for key in read}, PlanRun({}, {})
+    run = PlanRun({}, {})
     for number in range(COUNTED if loop.limit is None else min(loop.limit, COUNTED)):
         if not bool(run.through(loop.test, values)[0]):
             return number

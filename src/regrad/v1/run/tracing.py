@@ -18,7 +18,7 @@ from regrad.core.backends import JAX, backend_of
 from regrad.core.sharding import to_jax
 from regrad.core.tape import placed
 from regrad.errors import TraceError
-from regrad.graph.graph import CONST, Node, Symbol
+from regrad.graph.graph import CONST, Node
 from regrad.graph.plan import PlanRun, at_node
 from regrad.transforms.traces import find_jax
 from regrad.v1.errors import UnimplementedError
@@ -107,9 +107,9 @@ def settle(value: Any, dtype: np.dtype) -> Any:
     return find_jax().lax.convert_element_type(value, dtype)
 
 
-def settle_all(values: Values, symbols: Iterable[Symbol]) -> list[Any]:
-    """Settle each value to the dtype of its symbol."""
-    return [settle(v, s.dtype) for v, s in zip(values, symbols, strict=True)]
+def settle_all(values: Values, like: Iterable[Any]) -> list[Any]:
+    """Settle each value to the dtype of its tensor or symbol."""
+    return [settle(v, s.dtype) for v, s in zip(values, like, strict=True)]
 
 
 # -- errors of tracing ---------------------------------------------------------------------------
