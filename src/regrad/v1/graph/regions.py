@@ -169,7 +169,7 @@ class Control:
 
     # -- dependences of outputs on inputs --------------------------------------------------------
 
-    def spread(self, xs: Tensors) -> None:
+    def spread(self, xs: Tensors) -> Control:
         """Mark the inner integers that carry a gradient because their outer tensor carries one."""
         pairs = [*zip(xs, self.inputs, strict=True), *[(y, x) for x, y in self.turns]]
         while new := [x._data for y, x in pairs if y._data.carries and not x._data.carries]:
@@ -177,6 +177,7 @@ class Control:
                 symbol.carries = True
             for node in self.graph.nodes:
                 node.carry()
+        return self
 
     def used(self, outputs: Iterable[int]) -> tuple[list[Symbol], dict[int, Symbol]]:
         """Return the symbols where a gradient of these outputs starts, and those it may reach.
@@ -191,18 +192,15 @@ class Control:
                 return list(ends.values()), used
             ends.update(more)
 
-    def watched(self, outputs: Iterable[int], inputs: Iterable[int]) -> tuple[set[int], set[int]]:
-        """Return the ids of the symbols on a path from these inputs to these outputs.
-
-        The second set has the ids of the symbols from which a path leads to the outputs.
-        """
+    def watched(self, outputs: Iterable[int], inputs: Iterable[int]) -> set[int]:
+        """Return the ids of the symbols on a path from these inputs to these outputs."""
         ends, used = self.used(outputs)
         ids = {x._id for x in (self.inputs[i] for i in inputs) if x._data.carries}
         while True:
             found = path(ends, ids)[1]
             more = {x._id for x, y in self.turns if y._id in found and x._id in used}
             if more <= ids:
-                return found, set(used)
+                return found & used.keys()
             ids |= more
 
 
@@ -312,27 +310,28 @@ class ControlRule(PathRule):
         return frozenset({0}), True
 
     def carries(self, node: NodeLike, index: int) -> bool:
-        control = _spread(node)
+        control: Control = node.attrs["control"].spread(node.xs)
         return any(y._data.carries for y in control.results[index])
 
     def sources(self, node: Node, used: Container[int]) -> Iterable[Symbol]:
-        control = _spread(node)
+        control: Control = node.attrs["control"].spread(node.xs)
         found = control.used([s.index for s in node.symbols if s.id in used])[1]
         pairs = zip(node.xs, control.inputs, strict=True)
         return [x._data for x, own in pairs if own._id in found]
 
     def reached(self, node: Node, used: Container[int], watched: set[int]) -> list[int]:
-        control, outputs = _spread(node), [s.index for s in node.symbols if s.id in used]
+        control: Control = node.attrs["control"].spread(node.xs)
+        outputs = [s.index for s in node.symbols if s.id in used]
         inputs = [i for i, key in enumerate(node.inputs) if key in watched]
-        found = control.watched(outputs, inputs)[0]
+        found = control.watched(outputs, inputs)
         ends = [(i, y._id) for i in outputs for y in control.results[i]]
         return [node.symbols[i].id for i, key in ends if key in found]
 
     def pull(self, record: Any, dy: Any, wanted: Sequence[int]) -> Iterable[tuple[int, Any]]:
         control: Control = record.attrs["control"]
         turns, reached = control.turns, [i for i, d in enumerate(dy) if d is not None]
-        watched, used = control.watched(reached, wanted)
-        moved = [i for i, (x, _) in enumerate(turns) if x._id in watched & used]
+        watched = control.watched(reached, wanted)
+        moved = [i for i, (x, _) in enumerate(turns) if x._id in watched]
         others, carries = [control.inputs[i] for i in wanted], {x._id for x, _ in turns}
         wrt = [turns[i][0] for i in moved]
         wrt += [x for x in others if x._data.carries and x._id not in carries]
@@ -349,12 +348,6 @@ class ControlRule(PathRule):
         inputs = [*zip(record.xs, control.inputs, strict=True), *zip(dys, arriving, strict=True)]
         found = _gradient(record, inputs, arriving, dxs)
         return [(0, [found.get(x._id) for x in control.inputs])]
-
-
-def _spread(node: Any) -> Control:
-    control: Control = node.attrs["control"]
-    control.spread(node.xs)
-    return control
 
 
 def _pulled(ys: Tensors, wrt: Tensors, dys: Tensors, graph: OpGraph) -> dict[int, rg.Tensor]:

@@ -20,7 +20,7 @@ from regrad.transforms.traces import find_jax
 from regrad.v1.graph.python_ops import ASSERT
 from regrad.v1.graph.regions import all_nodes
 from regrad.v1.run import traced_control  # noqa: F401 (registers how branches and loops are traced)
-from regrad.v1.run.tracing import TraceRun, find_touched, refusal, settle, settle_all
+from regrad.v1.run.tracing import TraceRun, find_written, refusal, settle, settle_all
 
 LONG = frozenset({np.dtype(np.int64), np.dtype(np.uint64)})
 DOUBLE = frozenset({np.dtype(np.float64), np.dtype(np.complex128)})
@@ -43,13 +43,18 @@ class CompiledPlan(GraphPlan):
         checked = [s for node in self.asserts for s in node.sources()]
         checked = [s for s in checked if s.id in fed or s.node.op is not CONST]
         self.fetches: list[Symbol] = [*fetches, *checked]
-        self.prints: bool = any(node.op.type == "Print" for node in all_nodes(self.nodes))
-        read, written, resized, self.streams = find_touched(self.nodes)
-        donated = set() if self.asserts else written - resized  # a failed run keeps them
-        self.donated: list[str] = sorted(donated)
-        self.kept: list[str] = sorted((read | written) - donated)
-        inner = [s for n in all_nodes(self.nodes) if n.op is not CONST for s in n.symbols]
-        symbols = [*self.feeds, *self.fetches, *inner]
+        every, written = list(all_nodes(self.nodes)), find_written(self.nodes)
+        self.prints: bool = any(node.op.type == "Print" for node in every)
+        # A failed run keeps the variables. A buffer of another size cannot be used again.
+        self.donated: list[str] = [k for k in written if written[k] and not self.asserts]
+        variables = [node.name for node in self.nodes if node.op.type == "VariableV2"]
+        self.kept: list[str] = [key for key in variables if key not in self.donated]
+        self.streams: dict[int, tuple[int, int]] = {
+            n.attrs["stream"]: (n.attrs["seed"], n.attrs["seed2"])
+            for n in every if "stream" in n.attrs
+        }  # fmt: skip
+        symbols = [s for node in every if node.op is not CONST for s in node.symbols]
+        symbols += [*self.feeds, *self.fetches]
         self.long: bool = any(s.dtype in LONG for s in symbols)
         self.double: Symbol | None = next((s for s in symbols if s.dtype in DOUBLE), None)
         self.text: Symbol | None = next((s for s in symbols if s.dtype.kind in "OSU"), None)

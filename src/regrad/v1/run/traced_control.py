@@ -18,7 +18,7 @@ from regrad.v1.run.tracing import (
     TRACED,
     TraceRun,
     Values,
-    find_touched,
+    find_written,
     is_known,
     refusal,
     settle,
@@ -144,7 +144,7 @@ def _fitted(node: Node, call: Callable[[], Any]) -> Any:
 
 def _written(steps: Sequence[Step]) -> list[str]:
     """Return the variables to which steps write."""
-    return sorted({key for step in steps for key in find_touched(step.nodes)[1]})
+    return sorted({key for step in steps for key in find_written(step.nodes)})
 
 
 def _state(trace: TraceRun, keys: Sequence[str]) -> dict[str, Any]:

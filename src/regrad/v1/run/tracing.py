@@ -29,14 +29,9 @@ Values = Sequence[Any]
 
 
 class TraceRun(PlanRun):
-    """The state of a traced run. Variables and random keys are tracers."""
+    """The state of a traced run. Variables and random keys (in `others`) are tracers."""
 
-    __slots__ = ("keys",)
-
-    def __init__(self, variables: dict[str, Any], keys: dict[int, Any]) -> None:
-        super().__init__(variables, {})
-        self.keys: dict[int, Any] = keys
-
+    __slots__ = ()
     xp = JAX.xp
 
     def write(self, key: str, value: Any) -> Any:
@@ -45,14 +40,14 @@ class TraceRun(PlanRun):
 
     def key(self, stream: int) -> Any:
         """Return the random key of an op in the current iterations."""
-        key = self.keys[stream]
+        key = self.others[stream]
         for number in self.path:
             key = find_jax().random.fold_in(key, number)
         return key
 
     def inside(self, written: dict[str, Any], *number: Any) -> TraceRun:
         """Return the state for a part that the program may skip or repeat."""
-        made = TraceRun(self.variables, self.keys)
+        made = TraceRun(self.variables, self.others)
         made.written = {**self.written, **written}
         made.path = (*self.path, *number)
         return made
@@ -182,22 +177,11 @@ TRACED: dict[str, Form] = {
 # -- variables that a plan reads and writes ------------------------------------------------------
 
 
-def find_touched(
-    nodes: Iterable[Node],
-) -> tuple[set[str], set[str], set[str], dict[int, tuple[int, int]]]:
-    """Return the state, other than feeds, that nodes and the regions in them read and change.
-
-    These are the variables that they read, that they write, and that may get another shape, and the
-    random streams with their seeds.
-    """
-    read, written, resized, streams = set(), set(), set(), {}
-    for node in all_nodes(nodes):
-        attrs = node.attrs
-        if node.op.stateful and ("key" in attrs or "keys" in attrs):
-            keys = attrs["keys"] if "keys" in attrs else [attrs["key"]]
-            (written if writes(node) else read).update(keys)
-            if writes(node) and attrs.get("shape", ()) is None:
-                resized.update(keys)
-        if "stream" in attrs:
-            streams[attrs["stream"]] = attrs["seed"], attrs["seed2"]
-    return read, written, resized, streams
+def find_written(nodes: Iterable[Node]) -> dict[str, bool]:
+    """Return the variables to which nodes write, and whether they certainly keep their shapes."""
+    found: dict[str, bool] = {}
+    for node in filter(writes, all_nodes(nodes)):
+        keeps = node.attrs.get("shape", ()) is not None
+        for key in node.attrs.get("keys") or [node.attrs["key"]]:
+            found[key] = keeps and found.get(key, True)
+    return found
