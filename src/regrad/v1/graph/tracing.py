@@ -13,8 +13,7 @@ from regrad.inspection.numbers import Numbers, numbers_of, together
 from regrad.inspection.tapes import kind_of
 from regrad.inspection.traces import GradientTrace, Step
 from regrad.v1.graph.gradients import build_gradients
-from regrad.v1.graph.open_sessions import SESSIONS, Runs
-from regrad.v1.graph.tensors import face
+from regrad.v1.graph.tensors import SESSIONS, Runs, face
 
 __all__ = ["trace_gradients"]
 

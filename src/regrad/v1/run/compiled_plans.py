@@ -49,10 +49,7 @@ class CompiledPlan(GraphPlan):
         self.donated: list[str] = [k for k in written if written[k] and not self.asserts]
         variables = [node.name for node in self.nodes if node.op.type == "VariableV2"]
         self.kept: list[str] = [key for key in variables if key not in self.donated]
-        self.streams: dict[int, tuple[int, int]] = {
-            n.attrs["stream"]: (n.attrs["seed"], n.attrs["seed2"])
-            for n in every if "stream" in n.attrs
-        }  # fmt: skip
+        self.streams: dict[int, Node] = {n.attrs["stream"]: n for n in every if "stream" in n.attrs}
         symbols = [s for node in every if node.op is not CONST for s in node.symbols]
         symbols += [*self.feeds, *self.fetches]
         self.long: bool = any(s.dtype in LONG for s in symbols)
@@ -96,8 +93,7 @@ class CompiledPlan(GraphPlan):
             try:
                 JAX.native_dtype(self.double.dtype)
             except Exception as error:
-                error.add_note(f"in the graph's op {self.double.node.name!r}")
-                raise
+                raise at_node(error, self.double.node, []) from None
 
     def _given(self, run: PlanRun, keys: Sequence[str]) -> dict[str, Any]:
         """Return the values of variables as JAX arrays, which stay in the session."""
@@ -112,7 +108,8 @@ class CompiledPlan(GraphPlan):
         """Return the key of a random op from its last run, or a new key made from its seeds."""
         key = run.others.get(stream)
         if key is None:
-            seeds = [seed % 2**64 for seed in self.streams[stream]]
+            attrs = self.streams[stream].attrs
+            seeds = [attrs[name] % 2**64 for name in ("seed", "seed2")]
             words = np.random.SeedSequence(seeds if any(seeds) else None).generate_state(2)
             key = self.jax.random.wrap_key_data(JAX.xp.asarray(words), impl="threefry2x32")
         return key

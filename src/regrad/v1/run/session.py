@@ -11,7 +11,7 @@ from typing import Any, Self
 import numpy as np
 
 import regrad as rg
-from regrad.core import dims, numbers
+from regrad.core import dims
 from regrad.core.blocks import Block, block, stay
 from regrad.core.interrupts import Deferred
 from regrad.core.tensor import Readable, TensorLike, read_only
@@ -23,9 +23,8 @@ from regrad.transforms.traces import find_jax
 from regrad.v1 import dtypes, errors
 from regrad.v1.graph.conversion import as_array
 from regrad.v1.graph.graphs import Graph, get_default_graph
-from regrad.v1.graph.open_sessions import SESSIONS
 from regrad.v1.graph.static_shapes import TensorShape
-from regrad.v1.graph.tensors import Operation, Tensor, face
+from regrad.v1.graph.tensors import SESSIONS, Operation, Tensor, face
 
 __all__ = [
     "ConfigProto", "GPUOptions", "InteractiveSession", "RunMetadata", "RunOptions", "Session",
@@ -334,15 +333,16 @@ class Session(Block):
         self._variables, self._others = {}, {}
         self._plan.cache_clear()
 
-    def as_default(self) -> Any:
+    @block
+    def as_default(self) -> Generator[Session]:
         """Make this the default session in a block, without closing it at the end."""
-        return _as_default(self)
+        yield from stay(self, SESSIONS, (*SESSIONS.get(), self))
 
     _twice = "session.as_default() makes a session the default one several times"
 
     def _steps(self) -> Generator[Self]:
         try:
-            with self.graph.as_default(), _as_default(self):
+            with self.graph.as_default(), self.as_default():
                 yield from stay(self)
         finally:
             self.close()
@@ -383,9 +383,7 @@ def _as_fed(symbol: Symbol, value: TensorLike) -> np.ndarray:
         return as_array(value, dtypes.string)
     try:
         return np.asarray(value, dtype=symbol.dtype)
-    except OverflowError:
-        return numbers.under(value, symbol.dtype)  # its error names the number
-    except (TypeError, ValueError) as error:
+    except (OverflowError, TypeError, ValueError) as error:
         raise refusal(error, f"{symbol.name} is fed as {symbol.dtype}", {}) from None
 
 
@@ -394,11 +392,6 @@ def _compiled_plans() -> type[GraphPlan]:
     from regrad.v1.run.compiled_plans import CompiledPlan
 
     return CompiledPlan
-
-
-@block
-def _as_default(session: Session) -> Generator[Session]:
-    yield from stay(session, SESSIONS, (*SESSIONS.get(), session))
 
 
 def get_default_session() -> Session | None:
