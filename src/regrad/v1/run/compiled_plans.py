@@ -20,7 +20,7 @@ from regrad.transforms.traces import find_jax
 from regrad.v1.graph.python_ops import ASSERT
 from regrad.v1.graph.regions import all_nodes
 from regrad.v1.run import traced_control  # noqa: F401 (registers how branches and loops are traced)
-from regrad.v1.run.tracing import TraceRun, find_written, refusal, settle, settle_all
+from regrad.v1.run.tracing import TraceRun, find_written, refusal, settle_all
 
 LONG = frozenset({np.dtype(np.int64), np.dtype(np.uint64)})
 DOUBLE = frozenset({np.dtype(np.float64), np.dtype(np.complex128)})
@@ -125,7 +125,7 @@ class CompiledPlan(GraphPlan):
         with np.errstate(all="ignore"):  # as in a session without jit
             trace.compute(self.nodes, known)
         found = settle_all([known[s.id] for s in self.fetches], self.fetches)
-        written = {key: settle(value, value.dtype) for key, value in trace.written.items()}
+        written = trace.state(trace.written)
         others = [*values, *donated.values(), *kept.values()]
         written = dict(zip(written, set_apart([*written.values()], others), strict=True))
         return found, written, {stream: pair[0] for stream, pair in pairs.items()}

@@ -13,32 +13,23 @@ from regrad.graph.plan import PlanRun
 from regrad.transforms.traces import find_jax
 from regrad.v1.errors import UnimplementedError
 from regrad.v1.graph.regions import Control, Step
-from regrad.v1.graph.variables import read_state
-from regrad.v1.run.tracing import (
-    TRACED,
-    TraceRun,
-    Values,
-    find_written,
-    is_known,
-    refusal,
-    settle,
-    settle_all,
-)
+from regrad.v1.run.tracing import TRACED, TraceRun, find_written, is_known, refusal, settle_all
 
 UNROLLED = 256  # the most iterations to unroll if XLA's loop fails
 COUNTED = 100_000  # the most iterations to count while tracing
 
 
-def _if(trace: TraceRun, node: Node, values: Values, attrs: dict[str, Any]) -> Any:
+def _if(trace: TraceRun, node: Node, values: Sequence[Any], attrs: dict[str, Any]) -> Any:
     control: Control = attrs["control"]
     if is_known(values[0]):
         return None
-    known, keys = control.known(values), _written(control.steps)
+    known = control.known(values)
+    keys = find_written(node for step in control.steps for node in step.nodes)
 
     def branch(step: Step) -> Any:
         inner = trace.inside({})
         ys = inner.through(step, known)
-        return settle_all(ys, step.outputs), _state(inner, keys)
+        return settle_all(ys, step.outputs), inner.state(keys)
 
     calls = [partial(branch, step) for step in control.steps]
     ys, written = _fitted(node, lambda: find_jax().lax.cond(values[0], *calls))
@@ -46,7 +37,7 @@ def _if(trace: TraceRun, node: Node, values: Values, attrs: dict[str, Any]) -> A
     return ys
 
 
-def _while(trace: TraceRun, node: Node, values: Values, attrs: dict[str, Any]) -> Any:
+def _while(trace: TraceRun, node: Node, values: Sequence[Any], attrs: dict[str, Any]) -> Any:
     """Trace XLA's loops. If shapes or sizes change during a loop, unroll its iterations."""
     loop: Control = attrs["control"]
     known = loop.known(values)
@@ -82,24 +73,24 @@ def _sweep(
     rows: dict[int, Any], total: Any, most: int | None,
 ) -> Any:  # fmt: skip
     """Return the number of iterations, the final loop variables, and the stacked values."""
-    jax, ids, keys = find_jax(), [x._id for x in step.carries], _written([step])
+    jax, ids, keys = find_jax(), [x._id for x in step.carries], find_written(step.nodes)
 
-    def at(number: Any, xs: Values, state: dict[str, Any]) -> Any:
+    def at(number: Any, xs: Sequence[Any], state: dict[str, Any]) -> Any:
         index = lambda x: jax.lax.dynamic_index_in_dim(x, number, keepdims=False)  # noqa: E731
         own = {**{key: index(x) for key, x in rows.items()}, **dict(zip(ids, xs, strict=True))}
         return trace.inside(state, number), known | own
 
-    def turn(number: Any, xs: Values, state: dict[str, Any]) -> Any:
+    def turn(number: Any, xs: Sequence[Any], state: dict[str, Any]) -> Any:
         run, given = at(number, xs, state)
         ys = settle_all(run.through(step, given), step.outputs)
-        return ys[: len(ids)], [*[given[i] for i in kept], *ys[len(ids) :]], _state(run, keys)
+        return ys[: len(ids)], [*[given[i] for i in kept], *ys[len(ids) :]], run.state(keys)
 
     def goes_on(carry: Any) -> Any:
         number, xs, state, _ = carry
         if total is not None:
             return (number >= 0) & (number < total)
         run, given = at(number, xs, state)
-        go = settle(run.through(loop.test, given)[0], np.dtype(bool))
+        go = jax.numpy.asarray(run.through(loop.test, given)[0])
         return go if most is None else (number < most) & go
 
     def advance(carry: Any) -> Any:
@@ -108,7 +99,7 @@ def _sweep(
         stacks = [s.at[number].set(x) for s, x in zip(stacks, values, strict=True)]
         return number + (-1 if step.backward else 1), ys, state, stacks
 
-    first, state = settle_all([known[i] for i in ids], step.carries), _state(trace, keys)
+    first, state = settle_all([known[i] for i in ids], step.carries), trace.state(keys)
     stacks = []
     if kept or step.stacked:
         shapes = jax.eval_shape(lambda: turn(np.int32(0), first, state)[1])
@@ -121,7 +112,7 @@ def _sweep(
 
 def _entries(x: Any) -> Any:
     """Return entries as a JAX array of at least one entry, which XLA needs to trace the loop."""
-    x = settle(x, x.dtype)
+    (x,) = settle_all([x], [x])
     return x if len(x) else find_jax().numpy.zeros((1, *x.shape[1:]), x.dtype)
 
 
@@ -140,17 +131,6 @@ def _fitted(node: Node, call: Callable[[], Any]) -> Any:
             "in a compiled program the branches of a tf.cond must return equal shapes, and loop "
             f"variables must keep their shapes ({str(error).splitlines()[0].rstrip('.:')}).",
         ) from error
-
-
-def _written(steps: Sequence[Step]) -> list[str]:
-    """Return the variables to which steps write."""
-    return sorted({key for step in steps for key in find_written(step.nodes)})
-
-
-def _state(trace: TraceRun, keys: Sequence[str]) -> dict[str, Any]:
-    """Return the values of variables after a branch or an iteration."""
-    values = {key: read_state(trace, None, key) for key in keys}
-    return {key: settle(value, value.dtype) for key, value in values.items()}
 
 
 def _count(loop: Control, known: dict[int, Any]) -> int | None:

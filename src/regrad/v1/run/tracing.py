@@ -24,6 +24,7 @@ from regrad.transforms.traces import find_jax
 from regrad.v1.errors import UnimplementedError
 from regrad.v1.graph.python_ops import PRINT
 from regrad.v1.graph.regions import Step, all_nodes, writes
+from regrad.v1.graph.variables import read_state
 
 Values = Sequence[Any]
 
@@ -51,6 +52,11 @@ class TraceRun(PlanRun):
         made.written = {**self.written, **written}
         made.path = (*self.path, *number)
         return made
+
+    def state(self, keys: Iterable[str]) -> dict[str, Any]:
+        """Return the current values of variables as JAX arrays."""
+        values = {key: read_state(self, None, key) for key in keys}
+        return {key: settle(value, value.dtype) for key, value in values.items()}
 
     def through(self, step: Step, known: dict[int, Any]) -> list[Any]:
         known = dict(known)
