@@ -392,21 +392,15 @@ def _after(x: rg.Tensor, y: rg.Tensor, spec: Spec) -> Spec:
             f"({face(y)}); use tf.cast"
         )
     enters, leaves = TensorShape(x._data.shape), TensorShape(y._data.shape)
-    what = f"while_loop: a loop variable enters with shape {enters}"
-    if enters.is_fully_defined() and leaves.is_fully_defined() and enters != leaves:
+    ranked = spec.shape is not None and enters.ndims == leaves.ndims
+    sizes = list(zip(x._data.shape, y._data.shape, strict=True)) if ranked else []
+    kept = [dims.same((m,), (n,)) is True for m, n in sizes]
+    lost = any(isinstance(m, int) and not same for (m, _), same in zip(sizes, kept, strict=True))
+    if lost or (enters.is_fully_defined() and leaves.is_fully_defined() and enters != leaves):
         raise ShapeError(
-            f"{what} and has {leaves} after one iteration. To allow it pass "
-            "shape_invariants=[tf.TensorShape([None, ...])]."
-        )
-    before, after = x._data.shape, y._data.shape
-    known = isinstance(before, tuple) and isinstance(after, tuple) and spec.shape is not None
-    if not known or len(before) != len(after):
-        return Spec(None, spec.dtype)
-    same = [dims.same((m,), (n,)) is True for m, n in zip(before, after, strict=True)]
-    if any(isinstance(m, int) and not kept for m, kept in zip(before, same, strict=True)):
-        raise ShapeError(
-            f"{what}, and after one iteration only {leaves} is known. Pass "
+            f"while_loop: a loop variable enters with shape {enters}, and {leaves} is known of its "
+            "shape after one iteration. To allow it pass "
             "shape_invariants=[tf.TensorShape([None, ...])], or call set_shape in the body."
         )
-    shape = [n if kept else None for n, kept in zip(spec.shape or (), same, strict=True)]
-    return Spec(tuple(shape), spec.dtype)
+    shape = [n if same else None for n, same in zip(spec.shape or (), kept, strict=False)]
+    return Spec(tuple(shape) if ranked else None, spec.dtype)

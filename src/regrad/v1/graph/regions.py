@@ -151,10 +151,11 @@ class Control:
     @cached_property
     def kept(self) -> list[list[int]]:
         """For each sweep the ids of the loop variables that later sweeps read."""
-        ids = [{s.id for s in step.reads} for step in self.steps]
-        later = [set[int]().union(*ids[k + 1 :]) for k in range(len(ids))]
-        return [[x._id for x in step.carries if x._id in read]
-                for step, read in zip(self.steps, later, strict=True)]  # fmt: skip
+        kept = []
+        for k, step in enumerate(self.steps, 1):
+            read = {s.id for later in self.steps[k:] for s in later.reads}
+            kept.append([x._id for x in step.carries if x._id in read])
+        return kept
 
     def known(self, values: Iterable[Any]) -> dict[int, Any]:
         """Return the values of the inputs by the ids of their placeholders."""
