@@ -514,7 +514,7 @@ def test_no_gradient_leads_from_a_result_to_what_it_does_not_use():
     yes = tf.placeholder_with_default(True, [])
     y = tf.cond(yes, lambda: (x * 2.0, z * 2.0), lambda: (x, z))[0]
     w = tf.while_loop(lambda i, a, b: i < 2, lambda i, a, b: (i + 1, a * 2.0, b * z), [0, x, z])[1]
-    assert tf.gradients(y, z) == tf.gradients(w, z) == [None]
+    assert [tf.gradients(f, xs)[-1] for f in (y, w) for xs in (z, [x, z])] == [None] * 4
 
 
 # -- variables inside ------------------------------------------------------------------------------

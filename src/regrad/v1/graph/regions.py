@@ -37,11 +37,8 @@ import numpy as np
 
 import regrad as rg
 from regrad.autodiff.custom_nodes import PathRule, reaching
-from regrad.core import dims
 from regrad.core.backends import is_inexact
 from regrad.core.blocks import block, stay
-from regrad.core.protocols import NodeLike
-from regrad.core.pullback import or_zeros
 from regrad.core.registry import OPS
 from regrad.errors import GradientError, ShapeError
 from regrad.graph.deferred import spec_of_record
@@ -278,9 +275,7 @@ def _floats(xs: Tensors, dxs: Sequence[rg.Tensor | None]) -> list[Any]:
 
 
 def _zeros(x: rg.Tensor) -> rg.Tensor:
-    """Return zeros like x, from the static shape if it is known. (A variable has no value.)"""
-    if not dims.is_known(x._data.shape):
-        return or_zeros(None, x)
+    """Return zeros like x, from its shape alone. (A variable has no value.)"""
     zero = current_graph().constant(np.zeros((), x._data.dtype))
     return OPS["BroadcastTo"].function(zero, x._data.shape)
 
@@ -310,32 +305,29 @@ class ControlRule(PathRule):
     def keeps(self, wanted: frozenset[int]) -> tuple[frozenset[int], bool]:
         return frozenset({0}), True
 
-    def carries(self, node: NodeLike, index: int) -> bool:
+    def carries(self, node: Any, index: int) -> bool:
         control: Control = node.attrs["control"].spread(node.xs)
         return any(y._data.carries for y in control.results[index])
 
     def sources(self, node: Node, used: Container[int]) -> Iterable[Symbol]:
         control: Control = node.attrs["control"].spread(node.xs)
         found = control.used([s.index for s in node.symbols if s.id in used])[1]
-        pairs = zip(node.xs, control.inputs, strict=True)
-        return [x._data for x, own in pairs if own._id in found]
+        return [x._data for key, x in control.known(node.xs).items() if key in found]
 
     def reached(self, node: Node, used: Container[int], watched: set[int]) -> list[int]:
         control: Control = node.attrs["control"].spread(node.xs)
         outputs = [s.index for s in node.symbols if s.id in used]
         inputs = [i for i, key in enumerate(node.inputs) if key in watched]
         found = control.watched(outputs, inputs)
-        ends = [(i, y._id) for i in outputs for y in control.results[i]]
-        return [node.symbols[i].id for i, key in ends if key in found]
+        return [node.symbols[i].id for i in outputs for y in control.results[i] if y._id in found]
 
     def pull(self, record: Any, dy: Any, wanted: Sequence[int]) -> Iterable[tuple[int, Any]]:
         control: Control = record.attrs["control"]
         turns, reached = control.turns, [i for i, d in enumerate(dy) if d is not None]
         watched = control.watched(reached, wanted)
         moved = [i for i, (x, _) in enumerate(turns) if x._id in watched]
-        others, carries = [control.inputs[i] for i in wanted], {x._id for x, _ in turns}
-        wrt = [turns[i][0] for i in moved]
-        wrt += [x for x in others if x._data.carries and x._id not in carries]
+        inner = [x for x, _ in turns] + [control.inputs[i] for i in wanted]
+        wrt = list({x._id: x for x in inner if x._id in watched}.values())
         ends = [*moved, *[i for i in reached if i >= len(turns)]]
         ys = [record.y[i] for i in ends]
         dys = [_zeros(y) if dy[i] is None and _is_float(y) else dy[i]
@@ -422,10 +414,10 @@ def _while(run: PlanRun, xs: Sequence[Any], control: Control) -> Any:
     """Run the sweeps in Python."""
     known, outside = control.known(xs), run.path
     most, whole = control.most(known), {key: known[key] for key in control.entries}
-    total, stacks, finals = None if control.test else most, [[]], []
+    total, stacks, finals = None if control.test else most, [], []
     rows: dict[int, dict[int, Any]] = {}  # values that belong to an iteration
     for step, kept in zip(control.steps, control.kept, strict=True):
-        ids, stacks = [x._id for x in step.carries], []
+        ids = [x._id for x in step.carries]
         numbers: Any = itertools.count() if total is None else range(total)
         for n in reversed(numbers) if step.backward else numbers:
             run.path = (*outside, n)
@@ -440,7 +432,8 @@ def _while(run: PlanRun, xs: Sequence[Any], control: Control) -> Any:
                 rows[n] = rows.get(n, {}) | {key: known[key] for key in kept}
             ys = run.through(step, known)
             known.update(zip(ids, ys, strict=False))
-            stacks.append(ys[len(ids) :])
+            if len(ys) > len(ids):
+                stacks.append(ys[len(ids) :])
         finals += [known[key] for key in ids]
     run.path, last = outside, control.steps[-1]
     if total == 0 and last.stacked:  # only for the shapes
@@ -448,9 +441,9 @@ def _while(run: PlanRun, xs: Sequence[Any], control: Control) -> Any:
         trial.written = dict(run.written)
         known.update((key, run.xp.zeros(x.shape[1:], x.dtype)) for key, x in whole.items())
         stacks = [trial.through(last, known)[len(last.carries) :]]
-    stacks = stacks[::-1] if last.backward else stacks
-    columns = zip(last.stacked, zip(*stacks, strict=True), strict=True)
-    return (*finals, *[run.xp.asarray(column, y._data.dtype)[:total] for y, column in columns])
+    columns = zip(*(reversed(stacks) if last.backward else stacks), strict=True)
+    pairs = zip(last.stacked, columns, strict=True)
+    return (*finals, *[run.xp.asarray(column, y._data.dtype)[:total] for y, column in pairs])
 
 
 # Its rules conjugate where needed, so the backward pass must not.
