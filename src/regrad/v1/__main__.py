@@ -14,9 +14,9 @@ from contextlib import nullcontext
 from regrad.core.bindings import CountedRule
 from regrad.graph.graph import OpGraph
 from regrad.v1.graph.graphs import MADE, get_default_graph
+from regrad.v1.graph.regions import all_nodes
 from regrad.v1.programs.differences import DIFFERENCES
 from regrad.v1.programs.install import USED, install
-from regrad.v1.run.tracing import all_nodes
 
 
 class Report:

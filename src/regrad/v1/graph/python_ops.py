@@ -174,12 +174,8 @@ def Print(
     [1. 2.]
     """
     xs = [convert_to_tensor(v)._read() for v in (input_, *data)]
-    attrs = {
-        "message": message or "",
-        "first_n": -1 if first_n is None else first_n,
-        "summarize": 3 if summarize is None else summarize,
-        "printed": [0],
-    }
+    first, count = -1 if first_n is None else first_n, 3 if summarize is None else summarize
+    attrs = {"message": message or "", "first_n": first, "summarize": count, "printed": [0]}
     return face(add_op(PRINT, name or "Print", xs, attrs, [xs[0]._data.spec]))
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -18,10 +19,35 @@ from regrad.v1.dtypes import DType
 from regrad.v1.graph import tf_names
 from regrad.v1.graph.graphs import FACES
 from regrad.v1.graph.node_defs import NodeDef
-from regrad.v1.graph.open_sessions import Runs, default_session
 from regrad.v1.graph.static_shapes import ShapeLike, TensorShape
 
 __all__ = ["IndexedSlices", "Operation", "Tensor"]
+
+# -- the open sessions, of which the innermost is the default session ----------------------------
+
+
+class Runs(Protocol):
+    """The part of a Session that graphs use. (The module of Session imports graphs.)"""
+
+    graph: Any
+
+    def run(self, fetches: Any, feed_dict: Mapping[Any, Any] | None = None) -> Any:
+        """Return the values of the fetches."""
+
+
+SESSIONS: ContextVar[tuple[Runs, ...]] = ContextVar("regrad_default_session", default=())
+
+
+def default_session(what: str) -> Runs:
+    """Return the innermost open session. Raises ValueError if no session is open."""
+    sessions = SESSIONS.get()
+    if not sessions:
+        raise GraphError(
+            f"Cannot {what}: No default session is registered. Use `with sess.as_default()` or "
+            f"pass an explicit session to `{what}(session=sess)`"
+        )
+    return sessions[-1]
+
 
 # -- operations ----------------------------------------------------------------------------------
 

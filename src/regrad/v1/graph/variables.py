@@ -30,9 +30,8 @@ from regrad.v1.graph.graphs import (
     get_collection,
     get_default_graph,
 )
-from regrad.v1.graph.open_sessions import Runs, default_session
 from regrad.v1.graph.static_shapes import ShapeLike, TensorShape
-from regrad.v1.graph.tensors import Operation, Tensor, face, operation
+from regrad.v1.graph.tensors import Operation, Runs, Tensor, default_session, face, operation
 
 __all__ = [
     "Variable", "all_variables", "assign", "assign_add", "assign_sub", "global_variables",

@@ -19,9 +19,8 @@ from regrad.v1.functions.reductions import reduce_sum
 from regrad.v1.graph.control import group
 from regrad.v1.graph.conversion import build, constant, convert_to_tensor
 from regrad.v1.graph.graphs import Graph, GraphKeys, current_graph, get_default_graph
-from regrad.v1.graph.open_sessions import Runs
 from regrad.v1.graph.rows import TENSOR, listed, row, written
-from regrad.v1.graph.tensors import Operation, Tensor, is_tensor
+from regrad.v1.graph.tensors import Operation, Runs, Tensor, is_tensor
 from regrad.v1.graph.variables import Variable, global_variables, trainable_variables
 from regrad.v1.training.variable_scopes import get_variable
 

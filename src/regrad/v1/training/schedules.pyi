@@ -7,8 +7,7 @@ import numpy as np
 
 from regrad.core.tensor import Readable, TensorLike
 from regrad.v1.graph.graphs import Graph
-from regrad.v1.graph.open_sessions import Runs
-from regrad.v1.graph.tensors import Operation, Tensor
+from regrad.v1.graph.tensors import Operation, Runs, Tensor
 from regrad.v1.graph.variables import Variable
 
 Number: TypeAlias = float | np.ndarray | Readable
