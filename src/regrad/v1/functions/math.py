@@ -21,17 +21,11 @@ from regrad.v1 import dtypes
 from regrad.v1.graph.conversion import build, same_dtype
 from regrad.v1.graph.forms import dtype_of, is_eager, one_op, rank_of, scope, tensor
 from regrad.v1.graph.kinds import ANY, BOOLS, FLOATS, INEXACT, NUMBERS, REALS, check_kinds
-from regrad.v1.graph.rows import define, listed, row, written
+from regrad.v1.graph.rows import define, elementwise, listed, row, written
 from regrad.v1.graph.tensors import is_tensor
 from regrad.v1.graph.values import whole_divisor
 
-# Arrays that several examples use.
-SPECIAL = "[1.0, float('nan'), float('inf')]"
-PAIR = "[7.0, -3.0]", "[2.0, 2.0]"
-INTS = "[1, 2]", "[1, 3]"
-BITS = "[True, True]", "[True, False]"
-
-# -- one tensor ------------------------------------------------------------------------------------
+# -- functions of regrad --------------------------------------------------------------------------
 
 
 @row("tf", "Abs", rg.abs, NUMBERS)
@@ -48,83 +42,22 @@ def abs(x):
     """
 
 
-negative = define("tf.negative(x)", "Neg", rg.negative, NUMBERS, "[-2.0, 3.0]", "[ 2., -3.]")
-sign = define("tf.sign(x)", "Sign", rg.sign, NUMBERS, "[-2.0, 3.0]", "[-1.,  1.]")
-square = define("tf.square(x)", "Square", rg.square, NUMBERS, "[-2.0, 3.0]", "[4., 9.]")
-round = define("tf.round(x)", "Round", rg.round, REALS, "[-1.5, 2.5, 0.7]", "[-2.,  2.,  1.]")
-sqrt = define("tf.sqrt(x)", "Sqrt", rg.sqrt, INEXACT, "[4.0, 16.0]", "[2., 4.]")
-rsqrt = define("tf.rsqrt(x)", "Rsqrt", rg.rsqrt, INEXACT, "[4.0, 16.0]", "[0.5 , 0.25]")
-
-
-@row("tf", "Reciprocal", rg.reciprocal, INEXACT)
-def reciprocal(x):
-    """Return `1 / x`.
-
-    >>> import regrad as rg
-    >>> import regrad.v1 as tf
-    >>> tf.reciprocal(rg.asarray([4.0, 16.0]))
-    Tensor([0.25  , 0.0625], dtype=float32)
-    """
-
-
-exp = define("tf.exp(x)", "Exp", rg.exp, INEXACT, "[0.0, 0.5]", "[1.       , 1.6487212]")
-expm1 = define("tf.expm1(x)", "Expm1", rg.expm1, INEXACT, "[0.0, 0.5]", "[0.       , 0.6487213]")
-log = define("tf.log(x)", "Log", rg.log, INEXACT, "[1.0, 2.0]", "[0.       , 0.6931472]")
-log1p = define("tf.log1p(x)", "Log1p", rg.log1p, INEXACT, "[0.0, 1.0]", "[0.       , 0.6931472]")
-sin = define("tf.sin(x)", "Sin", rg.sin, INEXACT, "[0.0, 0.5]", "[0.        , 0.47942555]")
-cos = define("tf.cos(x)", "Cos", rg.cos, INEXACT, "[0.0, 0.5]", "[1.        , 0.87758255]")
-tan = define("tf.tan(x)", "Tan", rg.tan, INEXACT, "[0.0, 0.5]", "[0.       , 0.5463025]")
-asin = define("tf.asin(x)", "Asin", rg.asin, INEXACT, "[0.0, 0.5]", "[0.       , 0.5235988]")
-acos = define("tf.acos(x)", "Acos", rg.acos, INEXACT, "[0.0, 0.5]", "[1.5707964, 1.0471976]")
-atan = define("tf.atan(x)", "Atan", rg.atan, INEXACT, "[0.0, 0.5]", "[0.       , 0.4636476]")
-sinh = define("tf.sinh(x)", "Sinh", rg.sinh, INEXACT, "[0.0, 0.5]", "[0.       , 0.5210953]")
-cosh = define("tf.cosh(x)", "Cosh", rg.cosh, INEXACT, "[0.0, 0.5]", "[1.       , 1.1276261]")
-tanh = define("tf.tanh(x)", "Tanh", rg.tanh, INEXACT, "[0.0, 0.5]", "[0.       , 0.4621172]")
-asinh = define("tf.asinh(x)", "Asinh", rg.asinh, INEXACT, "[0.0, 0.5]", "[0.       , 0.4812118]")
-acosh = define("tf.acosh(x)", "Acosh", rg.acosh, INEXACT, "[1.0, 2.0]", "[0.      , 1.316958]")
-atanh = define("tf.atanh(x)", "Atanh", rg.atanh, INEXACT, "[0.0, 0.5]", "[0.        , 0.54930615]")
-
-
-@row("tf", "Sigmoid", rg.nn.sigmoid, INEXACT)
-def sigmoid(x):
-    """Return `1 / (1 + exp(-x))`.
-
-    >>> import regrad as rg
-    >>> import regrad.v1 as tf
-    >>> tf.sigmoid(rg.asarray([0.0, 0.5]))
-    Tensor([0.5       , 0.62245935], dtype=float32)
-    """
-
-
-@row("tf", "LogSigmoid", rg.nn.log_sigmoid, FLOATS)
-def log_sigmoid(x):
-    """Return `log(sigmoid(x))`, without overflow.
-
-    >>> import regrad as rg
-    >>> import regrad.v1 as tf
-    >>> tf.log_sigmoid(rg.asarray([0.0, 0.5]))
-    Tensor([-0.6931472, -0.474077 ], dtype=float32)
-    """
-
-
-erf = define("tf.erf(x)", "Erf", rg.erf, FLOATS, "[0.0, 0.5]", "[0.       , 0.5204999]")
-erfc = define("tf.erfc(x)", "Erfc", rg.erfc, FLOATS, "[0.0, 0.5]", "[1.        , 0.47950011]")
-lgamma = define("tf.lgamma(x)", "Lgamma", rg.lgamma, FLOATS, "[1.0, 2.0]", "[0., 0.]")
-
-
-@row("tf", "Digamma", rg.digamma, FLOATS)
-def digamma(x):
-    """Return the derivative of `lgamma`.
-
-    >>> import regrad as rg
-    >>> import regrad.v1 as tf
-    >>> tf.digamma(rg.asarray([1.0, 2.0]))
-    Tensor([-0.5772157 ,  0.42278433], dtype=float32)
-    """
-
-
-ceil = define("tf.ceil(x)", "Ceil", rg.ceil, FLOATS, "[-1.5, 2.5, 0.7]", "[-1.,  3.,  1.]")
-floor = define("tf.floor(x)", "Floor", rg.floor, FLOATS, "[-1.5, 2.5, 0.7]", "[-2.,  2.,  0.]")
+negative, sign, square = elementwise(NUMBERS, rg.negative, rg.sign, rg.square)
+sqrt, rsqrt, reciprocal, exp, expm1, log, log1p = elementwise(
+    INEXACT, rg.sqrt, rg.rsqrt, rg.reciprocal, rg.exp, rg.expm1, rg.log, rg.log1p
+)
+sin, cos, tan, asin, acos, atan = elementwise(
+    INEXACT, rg.sin, rg.cos, rg.tan, rg.asin, rg.acos, rg.atan
+)
+sinh, cosh, tanh, asinh, acosh, atanh = elementwise(
+    INEXACT, rg.sinh, rg.cosh, rg.tanh, rg.asinh, rg.acosh, rg.atanh
+)
+sigmoid, realdiv = elementwise(INEXACT, rg.nn.sigmoid, realdiv=rg.divide)
+log_sigmoid, erf, erfc, lgamma, digamma = elementwise(
+    FLOATS, rg.nn.log_sigmoid, rg.erf, rg.erfc, rg.lgamma, rg.digamma
+)
+ceil, floor = elementwise(FLOATS, rg.ceil, rg.floor)
+round, maximum, minimum = elementwise(REALS, rg.round, rg.maximum, rg.minimum)
 
 
 @row("tf", "Round", rg.round, FLOATS, scope="Rint")
@@ -138,39 +71,21 @@ def rint(x):
     """
 
 
-is_nan = define("tf.is_nan(x)", "IsNan", rg.isnan, FLOATS, SPECIAL, "[False,  True, False]")
-is_inf = define("tf.is_inf(x)", "IsInf", rg.isinf, FLOATS, SPECIAL, "[False, False,  True]")
+is_nan, is_inf, is_finite = elementwise(
+    FLOATS, is_nan=rg.isnan, is_inf=rg.isinf, is_finite=rg.isfinite
+)
 
-
-@row("tf", "IsFinite", rg.isfinite, FLOATS)
-def is_finite(x):
-    """Return True where x is neither infinite nor NaN.
-
-    >>> import regrad as rg
-    >>> import regrad.v1 as tf
-    >>> tf.is_finite(rg.asarray([1.0, float('nan'), float('inf')]))
-    Tensor([ True, False, False], dtype=bool)
-    """
-
-
-@row("tf", "LogicalNot", rg.logical_not, BOOLS)
-def logical_not(x):
-    """Return True where x is 0 or False.
-
-    >>> import regrad as rg
-    >>> import regrad.v1 as tf
-    >>> tf.logical_not(rg.asarray([True, False]))
-    Tensor([False,  True], dtype=bool)
-    """
-
-
-# -- two tensors -----------------------------------------------------------------------------------
-
-add = define("tf.add(x, y)", "AddV2", rg.add, NUMBERS, *PAIR, "[ 9., -1.]", scope="Add")
-subtract = define("tf.subtract(x, y)", "Sub", rg.subtract, NUMBERS, *PAIR, "[ 5., -5.]")
-multiply = define("tf.multiply(x, y)", "Mul", rg.multiply, NUMBERS, *PAIR, "[14., -6.]")
-realdiv = define("tf.realdiv(x, y)", "RealDiv", rg.divide, INEXACT, *PAIR, "[ 3.5, -1.5]")
-floor_div = define("tf.floor_div(x, y)", "FloorDiv", rg.floor_divide, REALS, *PAIR, "[ 3., -2.]")
+add, subtract, multiply, pow, squared_difference = elementwise(
+    NUMBERS, rg.add, rg.subtract, rg.multiply, rg.pow, rg.squared_difference
+)
+(atan2,) = elementwise(FLOATS, rg.atan2, names="y x")
+equal, not_equal = elementwise(ANY, rg.equal, rg.not_equal)
+less, less_equal, greater, greater_equal, floor_div = elementwise(
+    REALS, rg.less, rg.less_equal, rg.greater, rg.greater_equal, floor_div=rg.floor_divide
+)
+logical_not, logical_and, logical_or, logical_xor = elementwise(
+    BOOLS, rg.logical_not, rg.logical_and, rg.logical_or, rg.logical_xor
+)
 
 
 @row(
@@ -199,83 +114,6 @@ def floormod(x, y):
 
 
 mod = floormod
-pow = define("tf.pow(x, y)", "Pow", rg.pow, NUMBERS, *PAIR, "[49.,  9.]")
-maximum = define("tf.maximum(x, y)", "Maximum", rg.maximum, REALS, *PAIR, "[7., 2.]")
-minimum = define("tf.minimum(x, y)", "Minimum", rg.minimum, REALS, *PAIR, "[ 2., -3.]")
-
-
-@row("tf", "SquaredDifference", rg.squared_difference, NUMBERS)
-def squared_difference(x, y):
-    """Return `(x - y)²`.
-
-    >>> import regrad as rg
-    >>> import regrad.v1 as tf
-    >>> tf.squared_difference(rg.asarray([7.0, -3.0]), rg.asarray([2.0, 2.0]))
-    Tensor([25., 25.], dtype=float32)
-    """
-
-
-equal = define("tf.equal(x, y)", "Equal", rg.equal, ANY, *INTS, "[ True, False]")
-not_equal = define("tf.not_equal(x, y)", "NotEqual", rg.not_equal, ANY, *INTS, "[False,  True]")
-less = define("tf.less(x, y)", "Less", rg.less, REALS, *PAIR, "[False,  True]")
-
-
-@row("tf", "LessEqual", rg.less_equal, REALS)
-def less_equal(x, y):
-    """Return True where `x <= y`.
-
-    >>> import regrad as rg
-    >>> import regrad.v1 as tf
-    >>> tf.less_equal(rg.asarray([1, 2]), rg.asarray([1, 3]))
-    Tensor([ True,  True], dtype=bool)
-    """
-
-
-greater = define("tf.greater(x, y)", "Greater", rg.greater, REALS, *PAIR, "[ True, False]")
-
-
-@row("tf", "GreaterEqual", rg.greater_equal, REALS)
-def greater_equal(x, y):
-    """Return True where `x >= y`.
-
-    >>> import regrad as rg
-    >>> import regrad.v1 as tf
-    >>> tf.greater_equal(rg.asarray([1, 2]), rg.asarray([1, 3]))
-    Tensor([ True, False], dtype=bool)
-    """
-
-
-@row("tf", "LogicalAnd", rg.logical_and, BOOLS)
-def logical_and(x, y):
-    """Return True where x and y are both true (not 0).
-
-    >>> import regrad as rg
-    >>> import regrad.v1 as tf
-    >>> tf.logical_and(rg.asarray([True, True]), rg.asarray([True, False]))
-    Tensor([ True, False], dtype=bool)
-    """
-
-
-@row("tf", "LogicalOr", rg.logical_or, BOOLS)
-def logical_or(x, y):
-    """Return True where x or y or both are true (not 0).
-
-    >>> import regrad as rg
-    >>> import regrad.v1 as tf
-    >>> tf.logical_or(rg.asarray([True, True]), rg.asarray([True, False]))
-    Tensor([ True,  True], dtype=bool)
-    """
-
-
-@row("tf", "LogicalXor", rg.logical_xor, BOOLS)
-def logical_xor(x, y):
-    """Return True where exactly one of x and y is true (not 0).
-
-    >>> import regrad as rg
-    >>> import regrad.v1 as tf
-    >>> tf.logical_xor(rg.asarray([True, True]), rg.asarray([True, False]))
-    Tensor([False,  True], dtype=bool)
-    """
 
 
 @row("tf.math", "Xlogy", rg.xlogy, INEXACT)
@@ -297,17 +135,6 @@ def xdivy(x, y):
     >>> import regrad.v1 as tf
     >>> tf.math.xdivy(rg.asarray([0.0, 2.0]), rg.asarray([0.0, 4.0]))
     Tensor([0. , 0.5], dtype=float32)
-    """
-
-
-@row("tf", "Atan2", rg.atan2, FLOATS)
-def atan2(y, x):
-    """Return the angle of the point (x, y), in radians, in (-π, π].
-
-    >>> import regrad as rg
-    >>> import regrad.v1 as tf
-    >>> tf.atan2(rg.asarray([1.0, -1.0]), rg.asarray([1.0, 0.0]))
-    Tensor([ 0.7853981, -1.5707964], dtype=float32)
     """
 
 

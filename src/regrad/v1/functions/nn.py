@@ -28,69 +28,17 @@ from regrad.v1.graph.conversion import as_sizes, build, convert_to_tensor, stati
 from regrad.v1.graph.forms import axes_of, one_op, renamed, scope, shape_of, tensor
 from regrad.v1.graph.graphs import current_graph
 from regrad.v1.graph.kinds import ANY, FLOATS, INEXACT, REALS
-from regrad.v1.graph.rows import TENSOR, define, listed, row, written
+from regrad.v1.graph.rows import TENSOR, define, elementwise, listed, row, written
 from regrad.v1.graph.tensors import is_tensor
 from regrad.v1.graph.values import alike, constant_value, ensure, floats, indices_from_zero
 
 # -- activations ---------------------------------------------------------------------------------
 
-relu = define("tf.nn.relu(features)", "Relu", rg.nn.relu, REALS, "[-1.0, 2.0]", "[0., 2.]")
-relu6 = define("tf.nn.relu6(features)", "Relu6", rg.nn.relu6, REALS, "[-1.0, 2.0]", "[0., 2.]")
-
-
-@row("tf.nn", "Elu", rg.nn.elu, FLOATS)
-def elu(features):
-    """Return x where x > 0, `exp(x) - 1` elsewhere. The gradient at 0 is 1.
-
-    >>> import regrad as rg
-    >>> import regrad.v1 as tf
-    >>> tf.nn.elu(rg.asarray([-1.0, 2.0]))
-    Tensor([-0.63212055,  2.        ], dtype=float32)
-    """
-
-
-@row("tf.nn", "Selu", rg.nn.selu, FLOATS)
-def selu(features):
-    """Return the scaled exponential linear unit, which preserves mean 0 and variance 1.
-
-    >>> import regrad as rg
-    >>> import regrad.v1 as tf
-    >>> tf.nn.selu(rg.asarray([-1.0, 2.0]))
-    Tensor([-1.1113307,  2.101402 ], dtype=float32)
-    """
-
-
-@row("tf.nn", "Silu", rg.nn.silu, FLOATS)
-def swish(features):
-    """Return `x * sigmoid(x)`, also called SiLU.
-
-    >>> import regrad as rg
-    >>> import regrad.v1 as tf
-    >>> tf.nn.swish(rg.asarray([-1.0, 2.0]))
-    Tensor([-0.26894143,  1.761594  ], dtype=float32)
-    """
-
-
-@row("tf.nn", "Softplus", rg.nn.softplus, FLOATS)
-def softplus(features):
-    """Return `log(1 + exp(x))`, without overflow.
-
-    >>> import regrad as rg
-    >>> import regrad.v1 as tf
-    >>> tf.nn.softplus(rg.asarray([-1.0, 2.0]))
-    Tensor([0.31326163, 2.126928  ], dtype=float32)
-    """
-
-
-@row("tf.nn", "Softsign", rg.nn.softsign, FLOATS)
-def softsign(features):
-    """Return `x / (1 + abs(x))`.
-
-    >>> import regrad as rg
-    >>> import regrad.v1 as tf
-    >>> tf.nn.softsign(rg.asarray([-1.0, 2.0]))
-    Tensor([-0.5      ,  0.6666667], dtype=float32)
-    """
+relu, relu6 = elementwise(REALS, rg.nn.relu, rg.nn.relu6, place="tf.nn", names="features")
+elu, selu, softplus, softsign, swish = elementwise(
+    FLOATS, rg.nn.elu, rg.nn.selu, rg.nn.softplus, rg.nn.softsign, swish=rg.nn.silu,
+    place="tf.nn", names="features",
+)  # fmt: skip
 
 
 def leaky_relu(features: TensorLike, alpha: TensorLike = 0.2, name: str | None = None) -> Any:

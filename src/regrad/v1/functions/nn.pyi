@@ -9,16 +9,26 @@ from regrad.v1.functions.math import sigmoid as sigmoid
 from regrad.v1.functions.math import tanh as tanh
 
 def relu(features: TensorLike, name: str | None = None) -> Any:
-    """Return `max(x, 0)`. The gradient at 0 is 0."""
+    """Return `max(features, 0)`. The gradient at 0 is 0."""
 
 def relu6(features: TensorLike, name: str | None = None) -> Any:
-    """Return `min(max(x, 0), 6)`. The gradient is 0 at 0 and 1 at 6."""
+    """Return `min(max(features, 0), 6)`. The gradient is 0 at 0 and 1 at 6."""
 
-def elu(features: TensorLike, name: str | None = None) -> Any: ...
-def selu(features: TensorLike, name: str | None = None) -> Any: ...
-def swish(features: TensorLike, name: str | None = None) -> Any: ...
-def softplus(features: TensorLike, name: str | None = None) -> Any: ...
-def softsign(features: TensorLike, name: str | None = None) -> Any: ...
+def elu(features: TensorLike, name: str | None = None) -> Any:
+    """Return features where features > 0, and `exp(features) - 1` elsewhere. The gradient at 0 is 1."""
+
+def selu(features: TensorLike, name: str | None = None) -> Any:
+    """Return the scaled exponential linear unit, which keeps mean 0 and variance 1."""
+
+def softplus(features: TensorLike, name: str | None = None) -> Any:
+    """Return `log(1 + exp(features))`, without overflow."""
+
+def softsign(features: TensorLike, name: str | None = None) -> Any:
+    """Return `features / (1 + abs(features))`."""
+
+def swish(features: TensorLike, name: str | None = None) -> Any:
+    """Return `features * sigmoid(features)`, also called swish."""
+
 def leaky_relu(features: TensorLike, alpha: TensorLike = 0.2, name: str | None = None) -> Any: ...
 def crelu(features: TensorLike, name: str | None = None, axis: TensorLike = -1) -> Any: ...
 def softmax(logits: TensorLike, axis: TensorLike = None, name: str | None = None,
