@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from regrad.core import dispatch, numbers
+from regrad.core import dims, dispatch, numbers
 from regrad.core.backends import Array, Namespace, placed_like
 from regrad.core.op import TensorLike, op
 from regrad.core.registry import gradient
@@ -240,7 +240,8 @@ def pad(
         [3, 2, 1, 2, 3, 2]
     """
     x = dispatch.lift(x)
-    pairs = _pairs(paddings, x.ndim)
+    unranked = isinstance(x._data.shape, dims.UnknownRank) and isinstance(paddings, tuple | list)
+    pairs = _pairs(paddings, len(paddings) if unranked else x.ndim)
     if mode not in ("constant", "reflect", "symmetric", "edge"):
         raise ArgumentError(
             f"pad: mode must be 'constant', 'reflect', 'symmetric' or 'edge', got {mode!r}"
@@ -248,7 +249,8 @@ def pad(
     if mode == "constant":
         _check_kind("pad", "constant_value", constant_value, x)
         return _pad(x, paddings=pairs, constant_value=fitting(constant_value, x.dtype))
-    if any(any(pair) and n == 0 for n, pair in zip(x.shape, pairs, strict=True)):
+    sizes = () if unranked else x.shape
+    if any(any(pair) and dims.same((n,), (0,)) for n, pair in zip(sizes, pairs, strict=False)):
         raise ShapeError(f"pad: an empty axis of {x.shape} has no elements to repeat ({mode})")
     return _mirror_pad(x, paddings=pairs, mode=mode)
 
