@@ -5,6 +5,7 @@ import pytest
 
 import regrad as rg
 import regrad.v1 as tf
+from tests.helpers.rows import refused
 from tests.helpers.v1_rows import FIRST, IMAGES, ROWS, normal, positive, shares
 from tests.helpers.v1_session import any_session, run
 
@@ -39,6 +40,17 @@ def test_labels_and_logits_tell_each_others_shapes():
     for x, y in [(known, rows), (rows, known), (known, tf.placeholder(tf.float32))]:
         loss = tf.nn.sigmoid_cross_entropy_with_logits(labels=x, logits=y)
         assert loss.shape.as_list() == [4, 3]
+
+
+@pytest.mark.parametrize("shape", [None, [None, None]])
+@pytest.mark.parametrize("biases", [[1.0], [1.0, 2.0], [[1.0, 2.0, 3.0]]])
+def test_biases_fit_the_channels_also_in_the_run(shape, biases):
+    x, b = tf.placeholder(tf.float32, shape), tf.placeholder(tf.float32)
+    y = tf.nn.bias_add(x, b)
+    assert run(y, {x: [[1.0, 2.0, 3.0]], b: [1.0, 2.0, 3.0]}).tolist() == [[2.0, 4.0, 6.0]]
+    refused(lambda: run(y, {x: [[1.0, 2.0, 3.0]], b: biases}), ValueError, "bias_add")
+    eager = rg.tensor([[1.0, 2.0, 3.0]]), rg.tensor(biases)
+    refused(lambda: tf.nn.bias_add(*eager), ValueError, "bias_add")
 
 
 def test_transposed_convolution_of_an_unknown_batch():

@@ -240,8 +240,9 @@ def pad(
         [3, 2, 1, 2, 3, 2]
     """
     x = dispatch.lift(x)
-    unranked = isinstance(x._data.shape, dims.UnknownRank) and isinstance(paddings, tuple | list)
-    pairs = _pairs(paddings, len(paddings) if unranked else x.ndim)
+    unranked = isinstance(x._data.shape, dims.UnknownRank)
+    rank = len(paddings) if unranked and not isinstance(paddings, int) else x.ndim
+    pairs = _pairs(paddings, rank)
     if mode not in ("constant", "reflect", "symmetric", "edge"):
         raise ArgumentError(
             f"pad: mode must be 'constant', 'reflect', 'symmetric' or 'edge', got {mode!r}"

@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import regrad as rg
-from regrad.core.dims import UnknownRank
 from regrad.core.op import TensorLike, op
 from regrad.core.registry import gradient
 from regrad.errors import ArgumentError, GraphError, ShapeError
@@ -510,15 +509,25 @@ def bias_add(
     if not data_format.startswith("N"):
         raise GraphError(f"data_format must be 'NHWC' or 'NCHW' (N…C or NC…), got {data_format!r}")
     known = "NCHW" if data_format.startswith("NC") else "NHWC"
-    return one_op("BiasAdd", name, _add_bias, value, bias, data_format=known)
+    return one_op("BiasAdd", name, _bias_add, value, bias, data_format=known)
+
+
+def _biased(shape: Any, biases: Any, data_format: str) -> Any:
+    """Return the shape of a value with biases, as far as they are known."""
+    if biases is not None and len(biases) != 1:
+        raise ShapeError(f"bias_add: Shape must be rank 1 but is rank {len(biases)}: {biases}")
+    if None not in (shape, biases) and differ(shape[1 if data_format == "NCHW" else -1], biases[0]):
+        raise ShapeError(f"bias_add: {biases[0]} biases for the channels of {shape}")
+    return shape
 
 
 @op("BiasAdd", broadcasts=True)
 def _bias_add(xp, a: TensorLike, b: TensorLike, /, data_format: str = "NHWC") -> rg.Tensor:
+    _biased(tuple(a.shape), tuple(b.shape), data_format)
     return a + (xp.reshape(b, (-1, *[1] * (a.ndim - 2))) if data_format == "NCHW" else b)
 
 
-shape_form("BiasAdd")(lambda arguments, attrs: arguments[0].shape)
+shape_form("BiasAdd")(lambda arguments, attrs: _biased(*[x.shape for x in arguments], **attrs))
 gradient("BiasAdd", "a")(lambda dy: dy)
 
 
@@ -527,21 +536,9 @@ def _(dy: rg.Tensor, b_shape: Any, data_format: str) -> Any:
     return rg.sum_to(rg.moveaxis(dy, 1, -1), b_shape) if data_format == "NCHW" else dy
 
 
-@deferrable
-def _add_bias(value: rg.Tensor, bias: rg.Tensor, data_format: str) -> Any:
-    first = data_format == "NCHW" and value.ndim > 0  # `ndim` needs a known rank
-    shape, biases = value._data.shape, bias._data.shape  # `value.shape` needs a known rank
-    if not isinstance(biases, UnknownRank):
-        if len(biases) != 1:
-            raise ShapeError(f"bias_add: Shape must be rank 1 but is rank {bias.ndim}: {biases}")
-        if not isinstance(shape, UnknownRank) and differ(shape[1 if first else -1], biases[0]):
-            raise ShapeError(f"bias_add: {biases[0]} biases for the channels of {shape}")
-    return _bias_add(value, bias, data_format=data_format)
-
-
 def _affine(x: rg.Tensor, weights: rg.Tensor, biases: rg.Tensor) -> rg.Tensor:
     """Return `matmul(x, weights) + biases`."""
-    return _add_bias(rg.matmul(x, weights), biases, "NHWC")
+    return _bias_add(rg.matmul(x, weights), biases, data_format="NHWC")
 
 
 @row("tf.nn", "BiasAdd", _affine, FLOATS, scope="xw_plus_b")
