@@ -67,6 +67,15 @@ def test_transposed_convolution_of_an_unknown_batch():
     near(found, [due] * 3)
 
 
+@pytest.mark.parametrize("padding", ["SAME", "VALID"])
+def test_a_convolution_takes_the_attributes_of_an_op(padding):
+    y = tf.nn.conv2d(IMAGES, normal(3, 3, 3, 2), [1, 2, 1, 1], padding)
+    filters, attr = y.op.inputs[1], y.op.get_attr
+    again = tf.nn.conv2d(IMAGES, filters, attr("strides"), attr("padding"))
+    assert attr("padding") == padding.encode()
+    assert np.array_equal(*run([y, again]))
+
+
 def test_static_shapes_of_an_unknown_batch():
     x = tf.placeholder(tf.float32, [None, 28, 28, 1])
     h = tf.nn.conv2d(x, normal(5, 5, 1, 8), [1, 1, 1, 1], "VALID")

@@ -259,6 +259,7 @@ REFUSED = {  # words of the ValueError that tells so when the graph is built
     "tf.nn.conv2d(IMAGES, W, [1, 1, 1, 1], 'HALF')": "padding",
     "tf.nn.conv2d(IMAGES, W, 1, 'SAME', data_format='NHCW')": "data_format",
     "tf.nn.conv2d(IMAGES, W[:, :, :2], 1, 'SAME')": "channels",
+    "tf.nn.convolution(IMAGES, W[0, 0], 'SAME')": "rank 3, 4 or 5",
     "tf.nn.max_pool(IMAGES, [1, 9, 9, 1], 1, 'VALID')": "window",
     "tf.nn.bias_add(x, [1.0])": "channels",
     "tf.nn.bias_add(x, ROWS)": "rank 1",
