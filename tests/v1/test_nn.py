@@ -24,6 +24,16 @@ def test_cross_entropy_has_no_gradient_by_labels_unless_v2():
     near(run(by_logits), run(tf.nn.softmax(logits) - labels))
 
 
+def test_labels_of_cross_entropy_may_be_integers():
+    labels, rows = np.eye(3, dtype=np.int64)[[0, 2, 1, 1]], tf.constant(ROWS)
+    for loss in (
+        tf.nn.softmax_cross_entropy_with_logits,
+        tf.nn.softmax_cross_entropy_with_logits_v2,
+    ):
+        found = loss(labels=tf.constant(labels), logits=rows)
+        near(run(found), -np.log(run(tf.nn.softmax(rows)))[labels == 1])
+
+
 @pytest.mark.parametrize("dtype", [tf.int32, tf.int64])
 @pytest.mark.parametrize("shape", [[None], None])
 def test_sparse_cross_entropy(dtype, shape):
@@ -106,6 +116,21 @@ TABLES = {"mod": [WHOLE[i::3] for i in range(3)], "div": np.split(WHOLE, [3, 5])
 def test_embedding_in_several_tables(strategy):
     tables = [tf.constant(table) for table in TABLES[strategy]]
     near(run(tf.nn.embedding_lookup(tables, IDS, strategy)), WHOLE[IDS])
+    eager = [rg.asarray(table) for table in TABLES[strategy]]
+    for ids in (IDS.tolist(), IDS, rg.asarray(IDS), tuple(IDS.tolist())):
+        y = tf.nn.embedding_lookup(eager, ids, strategy)
+        assert isinstance(y, rg.Tensor)
+        near(y.numpy(), WHOLE[IDS])
+
+
+@pytest.mark.parametrize("strategy", TABLES)
+@pytest.mark.parametrize("id", [7, 8, 9, 12, 100, -1, -7])
+def test_an_id_out_of_range_is_refused(strategy, id):
+    tables, ids = [tf.constant(t) for t in TABLES[strategy]], tf.placeholder(tf.int32, [None])
+    y = tf.nn.embedding_lookup(tables, ids, strategy)
+    refused(
+        lambda: run(y, {ids: [0, id]}), tf.errors.InvalidArgumentError, "out of bounds|negative"
+    )
 
 
 def test_top_k():
@@ -314,7 +339,10 @@ def test_dropout_of_whole_channels():
     assert (y == y[:, :1, :1]).all()
     assert {0.0, 2.0} == set(np.unique(y).tolist())
     size = tf.shape(x)
-    assert run(tf.nn.dropout(x, 0.5, [size[0], 1, 1, 1]), {x: np.ones([5, 4, 4, 3])}).shape[0] == 5
+    for noise in ([size[0], 1, 1, 1], tf.stack([size[0], 1, 1, 1])):
+        y = run(tf.nn.dropout(x, 0.5, noise), {x: np.ones([5, 4, 4, 3])})
+        assert y.shape == (5, 4, 4, 3)
+        assert {len(set(rows.ravel())) for rows in y} == {1}
 
 
 def test_rate_is_one_minus_keep_prob_and_infinities_are_hidden():

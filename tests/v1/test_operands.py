@@ -263,6 +263,9 @@ REFUSED = {  # words of the ValueError that tells so when the graph is built
     "tf.nn.max_pool(IMAGES, [1, 9, 9, 1], 1, 'VALID')": "window",
     "tf.nn.bias_add(x, [1.0])": "channels",
     "tf.nn.bias_add(x, ROWS)": "rank 1",
+    "tf.nn.bias_add(x, ROWS[0], 'CNHW')": "data_format",
+    "tf.nn.embedding_lookup(x, [0], 'hash')": "'mod' or 'div', got 'hash'",
+    "tf.concat(0, [x, x])": r"tf\.concat\(\[a, b\], 1\)",
     "tf.nn.dropout(x, 0.0)": "keep_prob",
     "tf.nn.dropout(x, 2.0)": "keep_prob",
     "tf.nn.dropout(x)": "keep_prob",
@@ -308,6 +311,7 @@ CALL_ERRORS = {  # of arguments that do not fit, and what says which dtypes do n
     "tf.add(1.0, 2.0, z=3.0)": "add: got an unexpected keyword argument 'z'",
     "tf.constant(1.0) + tf.constant(1)": r"float32.*int32.*tf\.cast",
     "tf.layers.batch_normalization(x, renorm=True)": "renorm",
+    "tf.nn.embedding_lookup(x, [0], max_norm=1.0)": r"max_norm.*tf\.clip_by_norm",
     "tf.sqrt(tf.constant(1))": "Sqrt takes floats, got int32",
 }
 ERRORS = [

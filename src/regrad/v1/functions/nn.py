@@ -146,8 +146,10 @@ def softmax_cross_entropy_with_logits(
     [0.6931472]
     """
     _check_named("softmax_cross_entropy_with_logits", _sentinel, labels, logits)
+    (logits,) = floats("softmax_cross_entropy_with_logits", logits)
+    attrs = {"axis": axes_of(dim if axis is None else axis), "fixed": True}
     name = name or "softmax_cross_entropy_with_logits_sg"
-    return _distribution_loss(name, labels, logits, dim if axis is None else axis, fixed=True)
+    return one_op(None, name, _cross_entropy, labels, logits, same=False, **attrs)
 
 
 @written("tf.nn")
@@ -175,16 +177,9 @@ def softmax_cross_entropy_with_logits_v2(labels, logits, axis=None, name=None, d
     [0.6931472]
     """
     _check_named("softmax_cross_entropy_with_logits_v2", None, labels, logits)
-    name = name or "softmax_cross_entropy_with_logits"
-    axis = _last_by_default(renamed("axis", axis, "dim", dim))
-    return _distribution_loss(name, labels, logits, axis, fixed=False)
-
-
-def _distribution_loss(
-    name: str, labels: TensorLike, logits: TensorLike, axis: int, fixed: bool
-) -> Any:
     (logits,) = floats("softmax_cross_entropy_with_logits", logits)
-    attrs = {"axis": axes_of(axis), "fixed": fixed}
+    attrs = {"axis": _last_by_default(renamed("axis", axis, "dim", dim)), "fixed": False}
+    name = name or "softmax_cross_entropy_with_logits"
     return one_op(None, name, _cross_entropy, labels, logits, same=False, **attrs)
 
 
@@ -228,12 +223,13 @@ def sparse_softmax_cross_entropy_with_logits(_sentinel=None, labels=None, logits
     ...     print(sess.run(loss))
     [0.6931472]
     """
-    what = "sparse_softmax_cross_entropy_with_logits"
+    what, op_type = (
+        "sparse_softmax_cross_entropy_with_logits",
+        "SparseSoftmaxCrossEntropyWithLogits",
+    )
     _check_named(what, _sentinel, labels, logits)
     (logits,) = floats(what, logits)
-    op_type = "SparseSoftmaxCrossEntropyWithLogits"
-    name = name or op_type
-    with scope(name, labels, logits):  # as in TensorFlow, scope and op have one name
+    with scope(name or op_type, labels, logits):  # as in TensorFlow, scope and op have one name
         return one_op(op_type, name, sparse_cross_entropy, labels, logits, same=False)
 
 
@@ -267,31 +263,35 @@ def sigmoid_cross_entropy_with_logits(_sentinel=None, labels=None, logits=None, 
     ...     print(sess.run(loss))
     [0.6931472]
     """
-    what = "sigmoid_cross_entropy_with_logits"
-    _check_named(what, _sentinel, labels, logits)
-
-    @deferrable
-    def cross_entropy(labels: rg.Tensor, logits: rg.Tensor) -> Any:
-        return rg.losses.sigmoid_cross_entropy(*alike(what, labels, logits), None, "none")
-
-    return one_op(None, name or "logistic_loss", cross_entropy, labels, logits, kinds=FLOATS)
+    _check_named("sigmoid_cross_entropy_with_logits", _sentinel, labels, logits)
+    name = name or "logistic_loss"
+    return one_op(None, name, _sigmoid_cross_entropy, labels, logits, kinds=FLOATS)
 
 
 @deferrable
-def _weighted_cross_entropy(labels: rg.Tensor, logits: rg.Tensor, weight: rg.Tensor) -> rg.Tensor:
-    """Return `sigmoid_cross_entropy_with_logits`, with positive examples times `pos_weight`."""
-    labels, logits = alike("weighted_cross_entropy_with_logits", labels, logits)
-    yes = weight * labels * rg.nn.log_sigmoid(logits)
-    return (labels - 1) * rg.nn.log_sigmoid(-logits) - yes
+def _sigmoid_cross_entropy(labels: rg.Tensor, logits: rg.Tensor) -> Any:
+    labels, logits = alike("sigmoid_cross_entropy_with_logits", labels, logits)
+    return rg.losses.sigmoid_cross_entropy(labels, logits, None, "none")
 
 
-weighted_cross_entropy_with_logits = define(
-    "tf.nn.weighted_cross_entropy_with_logits(labels=None, logits=None, pos_weight=None, "
-    "name=None, targets=None)",
-    None, _weighted_cross_entropy, FLOATS, "[1.0, 0.0]", "[0.0, 0.0]", "2.0",
-    "[1.3862944, 0.6931472]", scope="logistic_loss", labels=TENSOR, logits=TENSOR,
+@row(
+    "tf.nn", None, kinds=FLOATS, deferred=True, scope="logistic_loss", labels=TENSOR, logits=TENSOR,
     pos_weight=TENSOR, targets="labels",
 )  # fmt: skip
+def weighted_cross_entropy_with_logits(
+    labels=None, logits=None, pos_weight=None, name=None, targets=None
+):
+    """Return `sigmoid_cross_entropy_with_logits`, with positive examples times `pos_weight`.
+
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> labels, logits = rg.asarray([1.0, 0.0]), rg.asarray([0.0, 0.0])
+    >>> tf.nn.weighted_cross_entropy_with_logits(labels, logits, 2.0)
+    Tensor([1.3862944, 0.6931472], dtype=float32)
+    """
+    labels, logits = alike("weighted_cross_entropy_with_logits", labels, logits)
+    yes = pos_weight * labels * rg.nn.log_sigmoid(logits)
+    return (labels - 1) * rg.nn.log_sigmoid(-logits) - yes
 
 
 @row("tf.nn", None, kinds=FLOATS, deferred=True)
@@ -603,7 +603,9 @@ def dropout(x, keep_prob=None, noise_shape=None, seed=None, name=None, rate=None
         x = convert_to_tensor(x)
         keep = convert_to_tensor(keep, x.dtype.base_dtype, name="keep_prob")
         inner = current_graph().entering(x._read())  # x in the branch being built
-        shape = _noise_shape(inner._data.shape, noise_shape)
+        shape = inner._data.shape if noise_shape is None else noise_shape
+        if isinstance(noise_shape, list | tuple):
+            shape = [inner._data.shape[i] if n is None else n for i, n in enumerate(noise_shape)]
         noise = random_ops.noise(random_ops.UNIFORM, None, shape, x.dtype.base_dtype, seed)
         y = build("SelectV2", None, _drop, x, keep, noise)
         y.set_shape(x.shape)
@@ -628,14 +630,6 @@ def _keep_probability(keep_prob: TensorLike, rate: TensorLike) -> Any:
     return keep_prob
 
 
-def _noise_shape(shape: TensorLike, noise_shape: TensorLike) -> Any:
-    if noise_shape is None:
-        return shape
-    if not isinstance(noise_shape, list | tuple):
-        return noise_shape
-    return [shape[i] if n is None else n for i, n in enumerate(noise_shape)]
-
-
 @written("tf.nn")
 def embedding_lookup(
     params, ids, partition_strategy="mod", name=None, validate_indices=True, max_norm=None
@@ -655,6 +649,7 @@ def embedding_lookup(
 
     Raises:
         ArgumentError: max_norm is not None.
+        GraphError: the strategy is unknown.
 
     Op type: `GatherV2`. Source: `tf.nn.embedding_lookup`.
 
@@ -665,16 +660,20 @@ def embedding_lookup(
     """
     if max_norm is not None:
         raise ArgumentError("embedding_lookup: max_norm is not supported; call tf.clip_by_norm")
-    tables = list(params) if isinstance(params, list | tuple) else [params]
+    if partition_strategy not in ("mod", "div"):
+        raise GraphError(
+            f"embedding_lookup: partition_strategy is 'mod' or 'div', got {partition_strategy!r}"
+        )
+    tables = params if isinstance(params, list | tuple) else [params]
     name = name or "embedding_lookup"
     if len(tables) == 1:
         return one_op("GatherV2", name, _embed, tables[0], ids, same=False)
-    counts = [static_value(shape_of(t)[0], "a table's size") for t in map(tensor, tables)]
-    starts = np.cumsum([0, *counts[:-1]]).astype(np.int32)
-    strategy = {"mod": _deal, "div": _keep_order}[partition_strategy]
+    sizes = [static_value(shape_of(t)[0], "a table's size") for t in map(tensor, tables)]
+    counts = np.asarray(sizes)
 
     def look_up(ids: rg.Tensor, *tables: rg.Tensor) -> Any:
-        return rg.nn.embedding(rg.concat(tables), strategy(ids, starts))
+        ids = _dealt(rg.asarray(ids), counts) if partition_strategy == "mod" else ids
+        return _embed(rg.concat(tables), ids)
 
     return one_op(None, name, look_up, ids, *tables, same=False)
 
@@ -683,15 +682,14 @@ def _embed(table: rg.Tensor, ids: rg.Tensor) -> Any:
     return rg.nn.embedding(table, indices_from_zero("embedding_lookup", ids))
 
 
-def _deal(ids: rg.Tensor, starts: np.ndarray) -> Any:
-    """Return the rows of the joined parts for ids under the strategy "mod"."""
-    n = len(starts)
-    first = rg.astype(rg.take(rg.asarray(starts), ids % n), ids.dtype)
-    return first + rg.floor_divide(ids, n)
+def _dealt(ids: rg.Tensor, counts: np.ndarray) -> Any:
+    """Return the rows of the joined parts for ids under the strategy "mod".
 
-
-def _keep_order(ids: rg.Tensor, starts: np.ndarray) -> Any:
-    return ids
+    For a row that its part does not have, the result is out of range.
+    """
+    part, row = ids % len(counts), rg.floor_divide(ids, len(counts))
+    has = rg.logical_and(row >= 0, row < rg.take(counts, part))
+    return rg.where(has, rg.take(np.cumsum(counts) - counts, part) + row, counts.sum())
 
 
 class TopKV2(NamedTuple):

@@ -46,9 +46,7 @@ def sparse_cross_entropy(labels: rg.Tensor, logits: rg.Tensor) -> Any: ...
 def sigmoid_cross_entropy_with_logits(_sentinel: TensorLike = None, labels: TensorLike = None,
     logits: TensorLike = None, name: str | None = None) -> Any: ...  # fmt: skip
 def weighted_cross_entropy_with_logits(labels: TensorLike = None, logits: TensorLike = None,
-    pos_weight: TensorLike = None, name: str | None = None, targets: TensorLike = None) -> Any:  # fmt: skip
-    """Return `sigmoid_cross_entropy_with_logits`, with positive examples times `pos_weight`."""
-
+    pos_weight: TensorLike = None, name: str | None = None, targets: TensorLike = None) -> Any: ...  # fmt: skip
 def log_poisson_loss(targets: TensorLike, log_input: TensorLike, compute_full_loss: bool = False,
     name: str | None = None) -> Any: ...  # fmt: skip
 def l2_loss(t: TensorLike, name: str | None = None) -> Any: ...
