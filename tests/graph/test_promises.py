@@ -283,6 +283,7 @@ test_values = computed({  # of what is fed, with its shape
     ("Pack", lambda x: rg.stack([x, 2 * x], axis=1), [[1, 2], [2, 4]]),
     ("Pack", lambda x: rg.stack([x, 2 * x], axis=-1), [[1, 2], [2, 4]]),
     ("PadV2", lambda x: rg.pad(x, [(1, 0)], constant_value=7), [7, 1, 2]),
+    ("PadV2", lambda x: tf.pad(x, [(0, tf.size(x))]), [1, 2, 0, 0]),
     ("MirrorPad", lambda x: rg.pad(x, [(1, 0)], "reflect"), [2, 1, 2]),
     ("Split", lambda x: rg.split(x, 2)[1], [2]),
 ])  # fmt: skip

@@ -260,7 +260,8 @@ def _pairs(paddings: Any, ndim: int) -> Paddings:
     if isinstance(paddings, int):
         paddings = [(paddings, paddings)] * ndim
     pairs = [as_ints(pair, "paddings") for pair in paddings if isinstance(pair, tuple | list)]
-    if len(pairs) != ndim or len(paddings) != ndim or any(len(p) != 2 or min(p) < 0 for p in pairs):
+    wrong = [p for p in pairs if len(p) != 2 or any(isinstance(n, int) and n < 0 for n in p)]
+    if wrong or len(pairs) != ndim or len(paddings) != ndim:
         raise ArgumentError(
             f"pad: paddings must be one pair (before, after) of 0 or more per axis ({ndim}), got "
             f"{paddings!r:.80}"

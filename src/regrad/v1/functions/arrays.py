@@ -314,8 +314,6 @@ def tile(input, multiples):
     Raises:
         ShapeError: `multiples` does not have one number per axis.
 
-    Op type: `Tile`. Source: `tf.tile`.
-
     >>> with tf.Graph().as_default(), tf.Session() as sess:
     ...     print(sess.run(tf.tile([1, 2], [2])))
     [1 2 1 2]

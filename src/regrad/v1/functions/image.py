@@ -7,7 +7,6 @@ from typing import Any
 
 import regrad as rg
 from regrad.core.op import TensorLike
-from regrad.core.tensor import Tensor
 from regrad.errors import GraphError
 from regrad.v1.functions.random_ops import random_uniform
 from regrad.v1.graph.conversion import as_sizes, build, convert_to_tensor
@@ -33,7 +32,7 @@ class ResizeMethod:
     AREA = 3
 
 
-def _as_floats(x: Tensor) -> Tensor:
+def _as_floats(x: rg.Tensor) -> rg.Tensor:
     return x if x.dtype.kind == "f" and x.dtype.itemsize >= 4 else rg.astype(x, rg.float32)
 
 
@@ -66,10 +65,7 @@ def resize_nearest_neighbor(images, size, align_corners=False, name=None, half_p
     """
 
 
-METHODS = {
-    ResizeMethod.BILINEAR: resize_bilinear,
-    ResizeMethod.NEAREST_NEIGHBOR: resize_nearest_neighbor,
-}
+METHODS = resize_bilinear, resize_nearest_neighbor  # by their numbers
 
 
 def resize_images(
@@ -98,7 +94,7 @@ def resize_images(
     ...     print(tf.image.resize_images(tf.zeros([1, 2, 2, 3]), [4, 6]).shape)
     (1, 4, 6, 3)
     """
-    if method not in METHODS or preserve_aspect_ratio:
+    if method not in range(len(METHODS)) or preserve_aspect_ratio:
         raise GraphError(
             "resize_images: the methods are BILINEAR and NEAREST_NEIGHBOR, without "
             f"preserve_aspect_ratio; got the method {method!r}"
@@ -157,7 +153,7 @@ def _flip(
     return plain, fill_in(random_flip, f"random_{name}", direction=direction)
 
 
-def _where_less(noise: Tensor, yes: Tensor, no: Tensor) -> Any:
+def _where_less(noise: rg.Tensor, yes: rg.Tensor, no: rg.Tensor) -> Any:
     return rg.where(rg.less(noise, 0.5), yes, no)
 
 
@@ -188,7 +184,7 @@ def per_image_standardization(image: TensorLike) -> Any:
     return one_op("RealDiv", "per_image_standardization", _standardize, image)
 
 
-def _standardize(x: Tensor) -> Any:
+def _standardize(x: rg.Tensor) -> Any:
     x, axes = _as_floats(x), (-3, -2, -1)
     count = rg.sum(rg.ones_like(x), axis=axes, keepdims=True)
     mean, variance = rg.nn.moments(x, axes, keepdims=True)

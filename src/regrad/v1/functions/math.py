@@ -14,7 +14,6 @@ import numpy as np
 
 import regrad as rg
 from regrad.core.op import TensorLike
-from regrad.core.tensor import Tensor
 from regrad.errors import GraphError, ShapeError, UnknownShapeError
 from regrad.graph.deferred import deferrable
 from regrad.v1 import dtypes
@@ -138,39 +137,20 @@ def xdivy(x, y):
     """
 
 
-# The dtypes to which `truediv` casts integers, by their size in bytes.
-QUOTIENTS = {1: dtypes.float32, 2: dtypes.float32, 4: dtypes.float64, 8: dtypes.float64}
-
-
-def truediv(x: TensorLike, y: TensorLike, name: str | None = None) -> Any:
+@row("tf", "RealDiv", kinds=NUMBERS, scope="truediv")
+def truediv(x, y):
     """Return `x / y`. Integers of 8 and 16 bits are cast to float32 first, others to float64.
 
-    Args:
-        x, y: Tensors, arrays or numbers of one dtype. Shapes broadcast.
-        name: The name of the op in the graph, by default 'truediv'.
-
-    Returns:
-        A tensor of the shape to which the arguments broadcast; an eager Tensor if they are eager.
-
-    Raises:
-        DTypeError: in graph mode, an argument is not numeric, or the dtypes differ.
-        ShapeError: the shapes do not broadcast.
-
-    Source: `tf.truediv`.
+    (Eager integers are divided as `regrad.divide` does.)
 
     >>> import regrad.v1 as tf
     >>> tf.truediv(tf.constant([1, 2]), 4).dtype
     tf.float64
     """
-    if is_eager(x, y):
-        return rg.divide(x, y)
-    with scope(name or "truediv") as whole:
-        x, y = same_dtype("truediv", x, y)
-        check_kinds("truediv", NUMBERS, x, y)
-        if dtype_of(x).kind in "iu":
-            quotient = QUOTIENTS[dtype_of(x).itemsize]
-            x, y = cast(x, quotient), cast(y, quotient)
-        return build("RealDiv", whole, rg.divide, x, y)
+    if not is_eager(x, y) and x.dtype.kind in "iu":
+        quotient = np.float32 if x.dtype.itemsize < 4 else np.float64
+        x, y = rg.astype(x, quotient), rg.astype(y, quotient)
+    return rg.divide(x, y)
 
 
 divide = truediv
@@ -295,8 +275,7 @@ def add_n(inputs: Sequence[TensorLike], name: str | None = None) -> Any:
     if len(inputs) == 1:
         x = tensor(inputs[0])
         return one_op("Identity", name, rg.identity, x) if name else x
-    total = lambda *xs: rg.add_n(xs)  # noqa: E731
-    return one_op("AddN", name, total, *inputs, kinds=NUMBERS)
+    return one_op("AddN", name, lambda *xs: rg.add_n(xs), *inputs, kinds=NUMBERS)
 
 
 @written("tf")
@@ -374,7 +353,7 @@ def where(condition, x=None, y: Any = None, name=None):
         return build("SelectV2", whole, _select, condition, x, y)
 
 
-def _select(condition: Tensor, x: Tensor, y: Tensor) -> Any:
+def _select(condition: rg.Tensor, x: rg.Tensor, y: rg.Tensor) -> Any:
     try:
         condition = _for_rows(condition, x, y)
     except UnknownShapeError:  # the ranks are read in the run, which needs no gradient
@@ -383,7 +362,7 @@ def _select(condition: Tensor, x: Tensor, y: Tensor) -> Any:
     return rg.where(condition, x, y)
 
 
-def _for_rows(condition: Tensor, x: Tensor, y: Tensor) -> Tensor:
+def _for_rows(condition: rg.Tensor, x: rg.Tensor, y: rg.Tensor) -> rg.Tensor:
     """Return the condition. A condition of rank 1 gets the missing axes of x and y."""
     if np.ndim(condition) == 1 and (rank := max(np.ndim(x), np.ndim(y))) > 1:
         return rg.expand_dims(condition, tuple(range(1, rank)))
@@ -418,11 +397,7 @@ def cast(x: TensorLike, dtype: dtypes.DTypeLike, name: str | None = None) -> Any
     target = dtypes.to_numpy(dtype)
     if is_tensor(x) and dtype_of(x) == target:
         return tensor(x)
-    return one_op("Cast", name, _astype, x, dtype=target)
-
-
-def _astype(x: rg.Tensor, dtype: np.dtype) -> rg.Tensor:
-    return rg.astype(x, dtype)  # passes the dtype by position
+    return one_op("Cast", name, lambda x: rg.astype(x, target), x)
 
 
 def _caster(name: str, dtype: dtypes.DType) -> Callable[..., Any]:
@@ -430,7 +405,7 @@ def _caster(name: str, dtype: dtypes.DType) -> Callable[..., Any]:
     doc = f"Return x as {dtype.name}.\n\nReturns:\n    A tensor of x's shape."
     result = repr(rg.asarray(np.asarray([1, 0], dtypes.to_numpy(dtype))))
     call = partial(_cast_to, dtype)
-    return define(declaration, "Cast", _astype, ANY, "[True, False]", result, doc=doc, call=call)
+    return define(declaration, "Cast", rg.astype, ANY, "[True, False]", result, doc=doc, call=call)
 
 
 def _cast_to(dtype: dtypes.DType, op_type: str, name: str, function: Any, x: TensorLike) -> Any:
@@ -561,4 +536,4 @@ def complex(real: rg.Tensor, imag: rg.Tensor) -> rg.Tensor:
 
 
 angle = define("tf.angle(input)", None, _angle, INEXACT, "[2.0j]", "[1.5707964]", scope="Angle")
-__all__ = listed(__name__, "div divide mod saturate_cast scalar_mul truediv")
+__all__ = listed(__name__, "div divide mod saturate_cast scalar_mul")

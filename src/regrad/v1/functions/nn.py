@@ -223,10 +223,8 @@ def sparse_softmax_cross_entropy_with_logits(_sentinel=None, labels=None, logits
     ...     print(sess.run(loss))
     [0.6931472]
     """
-    what, op_type = (
-        "sparse_softmax_cross_entropy_with_logits",
-        "SparseSoftmaxCrossEntropyWithLogits",
-    )
+    what = "sparse_softmax_cross_entropy_with_logits"
+    op_type = "SparseSoftmaxCrossEntropyWithLogits"
     _check_named(what, _sentinel, labels, logits)
     (logits,) = floats(what, logits)
     with scope(name or op_type, labels, logits):  # as in TensorFlow, scope and op have one name
@@ -669,7 +667,7 @@ def embedding_lookup(
     if len(tables) == 1:
         return one_op("GatherV2", name, _embed, tables[0], ids, same=False)
     sizes = [static_value(shape_of(t)[0], "a table's size") for t in map(tensor, tables)]
-    counts = np.asarray(sizes)
+    counts = np.asarray(sizes, np.int32)
 
     def look_up(ids: rg.Tensor, *tables: rg.Tensor) -> Any:
         ids = _dealt(rg.asarray(ids), counts) if partition_strategy == "mod" else ids
@@ -689,7 +687,8 @@ def _dealt(ids: rg.Tensor, counts: np.ndarray) -> Any:
     """
     part, row = ids % len(counts), rg.floor_divide(ids, len(counts))
     has = rg.logical_and(row >= 0, row < rg.take(counts, part))
-    return rg.where(has, rg.take(np.cumsum(counts) - counts, part) + row, counts.sum())
+    starts = np.cumsum(counts, dtype=counts.dtype) - counts
+    return rg.where(has, rg.take(starts, part) + row, int(counts.sum()))
 
 
 class TopKV2(NamedTuple):
@@ -749,4 +748,4 @@ def _is_in(predictions: rg.Tensor, targets: rg.Tensor, k: int) -> Any:
     return rg.logical_and(rg.less(above, k), rg.isfinite(rg.squeeze(chosen, axis=-1)))
 
 
-__all__ = listed(__name__, "FusedBatchNorm TopKV2 bias_add leaky_relu lrn", "tf.nn")
+__all__ = listed(__name__, "FusedBatchNorm TopKV2 bias_add leaky_relu lrn sigmoid tanh", "tf.nn")

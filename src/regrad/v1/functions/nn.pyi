@@ -97,8 +97,8 @@ __all__ = [
     "FusedBatchNorm", "TopKV2", "batch_normalization", "bias_add", "crelu", "dropout", "elu",
     "embedding_lookup", "fused_batch_norm", "in_top_k", "l2_loss", "l2_normalize", "leaky_relu",
     "local_response_normalization", "log_poisson_loss", "log_softmax", "lrn", "moments", "relu",
-    "relu6", "relu_layer", "selu", "sigmoid_cross_entropy_with_logits", "softmax",
+    "relu6", "relu_layer", "selu", "sigmoid", "sigmoid_cross_entropy_with_logits", "softmax",
     "softmax_cross_entropy_with_logits", "softmax_cross_entropy_with_logits_v2", "softplus",
-    "softsign", "sparse_softmax_cross_entropy_with_logits", "swish", "top_k",
+    "softsign", "sparse_softmax_cross_entropy_with_logits", "swish", "tanh", "top_k",
     "weighted_cross_entropy_with_logits", "xw_plus_b", "zero_fraction",
 ]  # fmt: skip

@@ -45,6 +45,7 @@ TYPES = Names({
     **dict.fromkeys(("values", "t_list", "boundaries"), "Sequence[TensorLike]"),
     **dict.fromkeys(("weights", "mean", "stddev", "minval", "alpha", "bias"), "TensorLike"),
     "label_smoothing": "float", "padding": "str | bytes | Sequence[Sequence[int]]",
+    "ord": "str | float",
     **dict.fromkeys(("dtype", "out_type", "out_idx", "output_type"), "dtypes.DTypeLike"),
 })  # fmt: skip
 SHOWN = "int", "int | Sequence[int]", "str"  # annotations that belong to the signature
