@@ -295,7 +295,7 @@ def trace(x: TensorLike, name: str | None = None) -> Any:
 
 
 @row("tf", None, kinds=INEXACT)
-def norm(tensor, ord="euclidean", axis=None, keepdims=None, name=None, keep_dims=None):
+def norm(tensor, ord: Any = "euclidean", axis=None, keepdims=None, name=None, keep_dims=None):
     """Return the norm of vectors (of one axis or all elements) or matrices (of two axes).
 
     The gradient at 0 is 0.
@@ -325,7 +325,7 @@ def norm(tensor, ord="euclidean", axis=None, keepdims=None, name=None, keep_dims
         return _matrix_norm(tensor, axis, keepdims, ord)
     elif matrices or not isinstance(ord, int | float) or ord <= 0:
         raise GraphError(f"'ord' must be a supported norm, got {ord!r} for axis={axis}")
-    return rg.linalg.vector_norm(tensor, axis=axis, keepdims=keepdims, ord=ord)
+    return rg.linalg.vector_norm(tensor, axis=axis, keepdims=bool(keepdims), ord=ord)
 
 
 @deferrable

@@ -277,7 +277,7 @@ def _sigmoid_cross_entropy(labels: rg.Tensor, logits: rg.Tensor) -> Any:
     pos_weight=TENSOR, targets="labels",
 )  # fmt: skip
 def weighted_cross_entropy_with_logits(
-    labels=None, logits=None, pos_weight=None, name=None, targets=None
+    labels: Any = None, logits: Any = None, pos_weight=None, name=None, targets=None
 ):
     """Return `sigmoid_cross_entropy_with_logits`, with positive examples times `pos_weight`.
 
@@ -512,9 +512,10 @@ def bias_add(
 
 def _biased(shape: Any, biases: Any, data_format: str) -> Any:
     """Return the shape of a value with biases, as far as they are known."""
+    axis = 1 if data_format == "NCHW" else -1
     if biases is not None and len(biases) != 1:
         raise ShapeError(f"bias_add: Shape must be rank 1 but is rank {len(biases)}: {biases}")
-    if None not in (shape, biases) and differ(shape[1 if data_format == "NCHW" else -1], biases[0]):
+    if shape is not None and biases is not None and differ(shape[axis], biases[0]):
         raise ShapeError(f"bias_add: {biases[0]} biases for the channels of {shape}")
     return shape
 
