@@ -11,7 +11,6 @@ from regrad.errors import GraphError
 from regrad.v1.functions.random_ops import random_uniform
 from regrad.v1.graph.conversion import as_sizes, build, convert_to_tensor
 from regrad.v1.graph.forms import one_op, scope
-from regrad.v1.graph.row_docs import fill_in
 from regrad.v1.graph.rows import row
 from regrad.v1.graph.tf_names import RESIZE
 
@@ -103,66 +102,90 @@ def resize_images(
         return METHODS[method](images, size, align_corners)
 
 
-def _flip(
-    name: str, axis: int, direction: str, shown: str
-) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """Make a flip along an axis, counted from the end, and a random flip."""
+def flip_left_right(image: TensorLike) -> Any:
+    """Return images (or one image) flipped left to right.
 
-    def flip(image: TensorLike) -> Any:
-        """Return images (or one image) flipped {direction}.
+    Args:
+        image: A tensor or array of the shape (batch, height, width, channels), or without batch.
 
-        Args:
-            image: A tensor or array of the shape (batch, height, width, channels), or without
-                batch.
+    Returns:
+        A tensor of the same shape and dtype.
 
-        Returns:
-            A tensor of the same shape and dtype.
+    Op type: `ReverseV2`. Source: `tf.image.flip_left_right`.
 
-        Op type: `ReverseV2`. Source: `tf.image.{name}`.
+    >>> with tf.Graph().as_default(), tf.Session() as sess:
+    ...     print(sess.run(tf.image.flip_left_right([[[1], [2]], [[3], [4]]])).tolist())
+    [[[2], [1]], [[4], [3]]]
+    """
+    return one_op(None, "flip_left_right", rg.flip, image, axis=-2)
 
-        >>> with tf.Graph().as_default(), tf.Session() as sess:
-        ...     print(sess.run(tf.image.{name}([[[1], [2]], [[3], [4]]])).tolist())
-        {shown}
-        """
-        return one_op(None, name, rg.flip, image, axis=axis)
 
-    def random_flip(image: TensorLike, seed: int | None = None) -> Any:
-        """Flip each image {direction} with probability 1/2, at random in each run.
+def flip_up_down(image: TensorLike) -> Any:
+    """Return images (or one image) flipped upside down.
 
-        Args:
-            image: A tensor or array of the shape (batch, height, width, channels), or without
-                batch.
+    Args:
+        image: A tensor or array of the shape (batch, height, width, channels), or without batch.
 
-        Returns:
-            A tensor of the same shape and dtype.
+    Returns:
+        A tensor of the same shape and dtype.
 
-        Source: `tf.image.{name}`.
+    Op type: `ReverseV2`. Source: `tf.image.flip_up_down`.
 
-        >>> with tf.Graph().as_default():
-        ...     print(tf.image.{name}(tf.zeros([4, 5, 3])).shape)
-        (4, 5, 3)
-        """
-        image = convert_to_tensor(image)
-        shape = image._symbol.shape
-        with scope(f"random_{name}"):
-            each = [] if len(shape) == 3 else [shape[0], 1, 1, 1]
-            half = random_uniform(each, seed=seed)
-            return build("SelectV2", None, _where_less, half, flip(image), image)
+    >>> with tf.Graph().as_default(), tf.Session() as sess:
+    ...     print(sess.run(tf.image.flip_up_down([[[1], [2]], [[3], [4]]])).tolist())
+    [[[3], [4]], [[1], [2]]]
+    """
+    return one_op(None, "flip_up_down", rg.flip, image, axis=-3)
 
-    plain = fill_in(flip, name, direction=direction, shown=shown)
-    return plain, fill_in(random_flip, f"random_{name}", direction=direction)
+
+def random_flip_left_right(image: TensorLike, seed: int | None = None) -> Any:
+    """Flip each image left to right with probability 1/2, at random in each run.
+
+    Args:
+        image: A tensor or array of the shape (batch, height, width, channels), or without batch.
+
+    Returns:
+        A tensor of the same shape and dtype.
+
+    Source: `tf.image.random_flip_left_right`.
+
+    >>> with tf.Graph().as_default():
+    ...     print(tf.image.random_flip_left_right(tf.zeros([4, 5, 3])).shape)
+    (4, 5, 3)
+    """
+    return _flip_half(flip_left_right, image, seed)
+
+
+def random_flip_up_down(image: TensorLike, seed: int | None = None) -> Any:
+    """Flip each image upside down with probability 1/2, at random in each run.
+
+    Args:
+        image: A tensor or array of the shape (batch, height, width, channels), or without batch.
+
+    Returns:
+        A tensor of the same shape and dtype.
+
+    Source: `tf.image.random_flip_up_down`.
+
+    >>> with tf.Graph().as_default():
+    ...     print(tf.image.random_flip_up_down(tf.zeros([4, 5, 3])).shape)
+    (4, 5, 3)
+    """
+    return _flip_half(flip_up_down, image, seed)
+
+
+def _flip_half(flip: Callable[..., Any], image: TensorLike, seed: int | None) -> Any:
+    """Return each image flipped with probability 1/2."""
+    image = convert_to_tensor(image)
+    shape = image._symbol.shape
+    with scope(f"random_{flip.__name__}"):
+        each = [] if len(shape) == 3 else [shape[0], 1, 1, 1]
+        half = random_uniform(each, seed=seed)
+        return build("SelectV2", None, _where_less, half, flip(image), image)
 
 
 def _where_less(noise: rg.Tensor, yes: rg.Tensor, no: rg.Tensor) -> Any:
     return rg.where(rg.less(noise, 0.5), yes, no)
-
-
-flip_left_right, random_flip_left_right = _flip(
-    "flip_left_right", -2, "left to right", "[[[2], [1]], [[4], [3]]]"
-)
-flip_up_down, random_flip_up_down = _flip(
-    "flip_up_down", -3, "upside down", "[[[3], [4]], [[1], [2]]]"
-)
 
 
 def per_image_standardization(image: TensorLike) -> Any:

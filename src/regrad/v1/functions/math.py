@@ -87,10 +87,7 @@ logical_not, logical_and, logical_or, logical_xor = elementwise(
 )
 
 
-@row(
-    "tf", "FloorDiv", lambda a, b: rg.floor_divide(a, whole_divisor("floordiv", b)), REALS,
-    scope="floordiv",
-)  # fmt: skip
+@row("tf", "FloorDiv", kinds=REALS, scope="floordiv")
 def floordiv(x, y):
     """Return `x // y`, rounded down. An integer y must not be 0. The gradient is 0.
 
@@ -99,6 +96,7 @@ def floordiv(x, y):
     >>> tf.floordiv(rg.asarray([7.0, -3.0]), rg.asarray([2.0, 2.0]))
     Tensor([ 3., -2.], dtype=float32)
     """
+    return rg.floor_divide(x, whole_divisor("floordiv", y))
 
 
 @row("tf", "FloorMod", lambda a, b: rg.remainder(a, whole_divisor("floormod", b)), REALS)
@@ -343,8 +341,7 @@ def where(condition, x=None, y: Any = None, name=None):
     if (x is None) != (y is None):
         raise GraphError("x and y must both be non-None or both be None.")
     if x is None:
-        places = rg.find_op("Where").function
-        return one_op("Where", name, places, condition)
+        return one_op("Where", name, rg.find_op("Where").function, condition)
     if is_eager(condition, x, y):
         return _select(condition, x, y)
     with scope(name or "Select") as whole:
