@@ -76,6 +76,20 @@ def test_sizes_that_are_the_same_stay_so():
     assert run(arrays.dimension_tensor(7)) == 7
 
 
+@pytest.mark.parametrize("dtype", [None, tf.int32, tf.int64, tf.float32])
+def test_an_unknown_size_becomes_a_tensor_of_any_dtype(dtype):
+    x = tf.placeholder(tf.float32, [None, 3])
+    n = tf.convert_to_tensor(x.shape[0], dtype)
+    assert n.dtype == (dtype or tf.int32)
+    assert run([n, tf.stack([n, x.shape[0]])[1]], {x: np.ones([4, 3])}) == [4, 4]
+
+
+def test_ops_have_inputs_for_sizes_known_in_the_run():
+    ids = tf.placeholder(tf.int32, [None])
+    *_, count = tf.segment_sum(tf.ones([3]), ids).op.inputs
+    assert run(count, {ids: [0, 4, 4]}) == 5
+
+
 def test_constants_of_integers_are_known():
     x = tf.constant(C)
     assert run(tf.reduce_sum(x, tf.range(1, 3))).shape == (2,)

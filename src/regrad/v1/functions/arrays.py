@@ -30,11 +30,10 @@ from regrad.v1.graph.tensors import CONVERSIONS, IndexedSlices, is_tensor
 # -- identity --------------------------------------------------------------------------------------
 
 
-SAME = "Identity: * | T"
-identity = define("tf.identity(input)", SAME, rg.identity, ANY, "[1.0, 2.0]", "[1., 2.]")
+identity = define("tf.identity(input)", "Identity", rg.identity, ANY, "[1.0, 2.0]", "[1., 2.]")
 
 
-@row("tf", "Identity", rg.identity, scope="GuaranteeConst")
+@row("tf", "Identity: * | T", rg.identity, scope="GuaranteeConst")
 def guarantee_const(input):
     """Return x unchanged, as an op whose gradient can be overridden.
 
@@ -652,11 +651,13 @@ def _pack(values: Sequence[TensorLike], dtype: dtypes.DTypeLike | None, name: st
     known = [v for v in values if is_tensor(v)]
     if dtype is None and known:
         dtype = convert_to_tensor(known[0]).dtype.base_dtype
-    parts = [
-        dimension_tensor(v) if isinstance(v, Dim) else convert_to_tensor(v, dtype) for v in values
-    ]
-    return stack(parts, name=name or "packed")
+    return stack([convert_to_tensor(v, dtype) for v in values], name=name or "packed")
 
 
-CONVERSIONS[Sequence] = _pack
+def _size_tensor(size: Dim, dtype: dtypes.DTypeLike | None, name: str | None) -> Any:
+    made = dimension_tensor(size, name or "dimension")
+    return made if dtype is None else cast(made, dtype)
+
+
+CONVERSIONS.update({Sequence: _pack, Dim: _size_tensor})
 __all__ = listed(__name__, "broadcast_static_shape meshgrid rank reverse_v2")

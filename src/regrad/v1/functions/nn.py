@@ -660,9 +660,7 @@ def embedding_lookup(
     if max_norm is not None:
         raise ArgumentError("embedding_lookup: max_norm is not supported; call tf.clip_by_norm")
     if partition_strategy not in ("mod", "div"):
-        raise GraphError(
-            f"embedding_lookup: partition_strategy is 'mod' or 'div', got {partition_strategy!r}"
-        )
+        raise GraphError(f"embedding_lookup: expected 'mod' or 'div', got {partition_strategy!r}")
     tables = params if isinstance(params, list | tuple) else [params]
     name = name or "embedding_lookup"
     if len(tables) == 1:
