@@ -154,7 +154,7 @@ def elementwise(
     kinds: str, *functions: Callable[..., Any], place: str = "tf", names: str = "x y",
     **others: Callable[..., Any],
 ) -> list[Callable[..., Any]]:  # fmt: skip
-    """Make TensorFlow functions of elementwise functions of regrad, which have docstrings.
+    """Make TensorFlow functions from elementwise functions of regrad, with their docstrings.
 
         exp, log, is_nan = elementwise(FLOATS, rg.exp, rg.log, is_nan=rg.isnan)
 
