@@ -26,7 +26,7 @@ from regrad.v1.functions.math import tanh as tanh
 from regrad.v1.graph.conversion import as_sizes, build, convert_to_tensor, static_value
 from regrad.v1.graph.forms import axes_of, one_op, renamed, scope, shape_of, tensor
 from regrad.v1.graph.graphs import current_graph
-from regrad.v1.graph.kinds import ANY, FLOATS, INEXACT, REALS
+from regrad.v1.graph.kinds import ANY, FLOATS, INEXACT, REALS, check_kinds
 from regrad.v1.graph.rows import TENSOR, define, elementwise, listed, row, written
 from regrad.v1.graph.tensors import is_tensor
 from regrad.v1.graph.values import alike, constant_value, ensure, floats, indices_from_zero
@@ -293,9 +293,7 @@ def weighted_cross_entropy_with_logits(
 
 
 @row("tf.nn", None, kinds=FLOATS, deferred=True)
-def log_poisson_loss(
-    targets: rg.Tensor, log_input: rg.Tensor, compute_full_loss: bool = False
-) -> rg.Tensor:
+def log_poisson_loss(targets, log_input, compute_full_loss=False):
     """Return `exp(c) - z * c` for targets z and log-rates c, optionally plus Stirling's term.
 
     Args:
@@ -480,36 +478,6 @@ zero_fraction = define("tf.nn.zero_fraction(value)", None, _zero_fraction, ANY, 
 # -- affine --------------------------------------------------------------------------------------
 
 
-def bias_add(
-    value: TensorLike, bias: TensorLike, data_format: str | None = None, name: str | None = None
-) -> Any:
-    """Return `value + bias`, with one number per channel.
-
-    Args:
-        value: A tensor or array of numbers.
-        bias: A tensor or array of rank 1.
-        data_format: The place of the channels: last ("NHWC", None) or second ("NCHW").
-
-    Returns:
-        A tensor of the value's shape and dtype.
-
-    Raises:
-        ShapeError: the bias does not have rank 1, or does not fit the channels.
-        GraphError: the data format is unknown.
-
-    Op type: `BiasAdd`. Source: `tf.nn.bias_add`.
-
-    >>> with tf.Graph().as_default(), tf.Session() as sess:
-    ...     print(sess.run(tf.nn.bias_add([[1.0, 2.0]], [10.0, 20.0])))
-    [[11. 22.]]
-    """
-    data_format = data_format or "NHWC"
-    if not data_format.startswith("N"):
-        raise GraphError(f"data_format must be 'NHWC' or 'NCHW' (N…C or NC…), got {data_format!r}")
-    known = "NCHW" if data_format.startswith("NC") else "NHWC"
-    return one_op("BiasAdd", name, _bias_add, value, bias, data_format=known)
-
-
 def _biased(shape: Any, biases: Any, data_format: str) -> Any:
     """Return the shape of a value with biases, as far as they are known."""
     axis = 1 if data_format == "NCHW" else -1
@@ -533,6 +501,34 @@ gradient("BiasAdd", "a")(lambda dy: dy)
 @gradient("BiasAdd", "b")
 def _(dy: rg.Tensor, b_shape: Any, data_format: str) -> Any:
     return rg.sum_to(rg.moveaxis(dy, 1, -1), b_shape) if data_format == "NCHW" else dy
+
+
+def _channel_order(data_format: str | None) -> str:
+    if not (data_format or "NHWC").startswith("N"):
+        raise GraphError(f"data_format must be 'NHWC' or 'NCHW' (N…C or NC…), got {data_format!r}")
+    return "NCHW" if (data_format or "NHWC").startswith("NC") else "NHWC"
+
+
+@row("tf.nn", "BiasAdd", _bias_add, data_format=_channel_order)
+def bias_add(value, bias, data_format=None):
+    """Return `value + bias`, with one number per channel.
+
+    Args:
+        value: A tensor or array of numbers.
+        bias: A tensor or array of rank 1.
+        data_format: The place of the channels: last ("NHWC", None) or second ("NCHW").
+
+    Returns:
+        A tensor of the value's shape and dtype.
+
+    Raises:
+        ShapeError: the bias does not have rank 1, or does not fit the channels.
+        GraphError: the data format is unknown.
+
+    >>> with tf.Graph().as_default(), tf.Session() as sess:
+    ...     print(sess.run(tf.nn.bias_add([[1.0, 2.0]], [10.0, 20.0])))
+    [[11. 22.]]
+    """
 
 
 def _affine(x: rg.Tensor, weights: rg.Tensor, biases: rg.Tensor) -> rg.Tensor:
@@ -717,8 +713,8 @@ def top_k(input, k=1, sorted=True):
     return TopKV2(values, rg.astype(indices, rg.int32))
 
 
-@written("tf.nn")
-def in_top_k(predictions, targets, k, name=None):
+@row("tf.nn", None, same=False, deferred=True)
+def in_top_k(predictions, targets, k):
     """Return, for each row, whether fewer than k predictions exceed the target's prediction.
 
     Args:
@@ -729,22 +725,15 @@ def in_top_k(predictions, targets, k, name=None):
     Returns:
         A tensor with a bool for each row.
 
-    A composition. Source: `tf.nn.in_top_k`.
-
     >>> with tf.Graph().as_default(), tf.Session() as sess:
     ...     print(sess.run(tf.nn.in_top_k([[0.1, 0.9], [0.8, 0.2]], [1, 1], 1)))
     [ True False]
     """
-    (predictions,) = floats("in_top_k", predictions)
-    return one_op(None, name or "in_top_k", _is_in, predictions, targets, k, same=False)
-
-
-@deferrable
-def _is_in(predictions: rg.Tensor, targets: rg.Tensor, k: int) -> Any:
+    check_kinds("in_top_k", INEXACT, predictions)
     targets = ensure("in_top_k", targets, predictions.shape[:-1])
     chosen = rg.take_along_axis(predictions, rg.expand_dims(targets, -1), axis=-1)
     above = rg.sum(rg.astype(rg.greater(predictions, chosen), rg.int32), axis=-1)
     return rg.logical_and(rg.less(above, k), rg.isfinite(rg.squeeze(chosen, axis=-1)))
 
 
-__all__ = listed(__name__, "FusedBatchNorm TopKV2 bias_add leaky_relu lrn sigmoid tanh", "tf.nn")
+__all__ = listed(__name__, "FusedBatchNorm TopKV2 leaky_relu lrn sigmoid tanh", "tf.nn")
