@@ -252,6 +252,7 @@ SHAPED = [
          "Transpose transpose"),
     call("transpose: conjugate", (Z,), Z.conj(), conjugate=True),
     call("matrix_transpose", (C,), np.swapaxes(C, 1, 2), "Transpose matrix_transpose"),
+    call("linalg.adjoint", (C,), np.swapaxes(C, 1, 2), "Transpose adjoint"),
     call("broadcast_to", (V, [2, 4]), np.stack([V, V]), "BroadcastTo"),
     call("tile", (M, [2, 1]), np.tile(M, (2, 1)), "Tile"),
     call("reverse", (M, [1]), M[:, ::-1], "ReverseV2"),

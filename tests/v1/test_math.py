@@ -38,7 +38,7 @@ OPEN = (  # how large the result is, values decide
 WAITING = {
     "static": (), "sizes hidden": ("einsum", "signal.irfft", "spectral.rfft: of a length"),
     "batch hidden": (),
-    "rank hidden": ("einsum", "signal.irfft", "spectral.rfft", "matrix_transpose",
+    "rank hidden": ("einsum", "signal.irfft", "spectral.rfft", "matrix_transpose", "linalg.adj",
                     "concat: along the last axis", "space_to_batch_nd", "strided_slice", "unstack",
                     "x[", "nn.conv", "nn.depthwise", "nn.max_pool", "nn.avg_pool", "nn.lrn",
                     "nn.embedding", "image."),
@@ -95,6 +95,11 @@ def test_eager_tensors_are_computed_at_once(row):
     assert {type(y) for y in ys} == {rg.Tensor}
     values, tolerance = due(row)
     check([y.numpy() for y in ys], values, tolerance)
+
+
+def test_a_list_beside_an_eager_tensor_divides():
+    x = rg.tensor([7.0, -3.0])
+    assert tf.div_no_nan(x, [2.0, 0.0]).tolist() == [3.5, 0.0]
 
 
 @pytest.mark.parametrize("row", [r for r in CALLS if r.op], ids=str)

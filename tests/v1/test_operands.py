@@ -76,6 +76,20 @@ def test_sizes_that_are_the_same_stay_so():
     assert run(arrays.dimension_tensor(7)) == 7
 
 
+@pytest.mark.parametrize("dtype", [None, tf.int32, tf.int64, tf.float32])
+def test_an_unknown_size_becomes_a_tensor_of_any_dtype(dtype):
+    x = tf.placeholder(tf.float32, [None, 3])
+    n = tf.convert_to_tensor(x.shape[0], dtype)
+    assert n.dtype == (dtype or tf.int32)
+    assert run([n, tf.stack([n, x.shape[0]])[1]], {x: np.ones([4, 3])}) == [4, 4]
+
+
+def test_ops_have_inputs_for_sizes_known_in_the_run():
+    ids = tf.placeholder(tf.int32, [None])
+    *_, count = tf.segment_sum(tf.ones([3]), ids).op.inputs
+    assert run(count, {ids: [0, 4, 4]}) == 5
+
+
 def test_constants_of_integers_are_known():
     x = tf.constant(C)
     assert run(tf.reduce_sum(x, tf.range(1, 3))).shape == (2,)
@@ -259,9 +273,13 @@ REFUSED = {  # words of the ValueError that tells so when the graph is built
     "tf.nn.conv2d(IMAGES, W, [1, 1, 1, 1], 'HALF')": "padding",
     "tf.nn.conv2d(IMAGES, W, 1, 'SAME', data_format='NHCW')": "data_format",
     "tf.nn.conv2d(IMAGES, W[:, :, :2], 1, 'SAME')": "channels",
+    "tf.nn.convolution(IMAGES, W[0, 0], 'SAME')": "rank 3, 4 or 5",
     "tf.nn.max_pool(IMAGES, [1, 9, 9, 1], 1, 'VALID')": "window",
     "tf.nn.bias_add(x, [1.0])": "channels",
     "tf.nn.bias_add(x, ROWS)": "rank 1",
+    "tf.nn.bias_add(x, ROWS[0], 'CNHW')": "data_format",
+    "tf.nn.embedding_lookup(x, [0], 'hash')": "'mod' or 'div', got 'hash'",
+    "tf.concat(0, [x, x])": r"tf\.concat\(\[a, b\], 1\)",
     "tf.nn.dropout(x, 0.0)": "keep_prob",
     "tf.nn.dropout(x, 2.0)": "keep_prob",
     "tf.nn.dropout(x)": "keep_prob",
@@ -307,6 +325,7 @@ CALL_ERRORS = {  # of arguments that do not fit, and what says which dtypes do n
     "tf.add(1.0, 2.0, z=3.0)": "add: got an unexpected keyword argument 'z'",
     "tf.constant(1.0) + tf.constant(1)": r"float32.*int32.*tf\.cast",
     "tf.layers.batch_normalization(x, renorm=True)": "renorm",
+    "tf.nn.embedding_lookup(x, [0], max_norm=1.0)": r"max_norm.*tf\.clip_by_norm",
     "tf.sqrt(tf.constant(1))": "Sqrt takes floats, got int32",
 }
 ERRORS = [

@@ -37,7 +37,6 @@ from regrad.v1.functions import linalg as matrices
 from regrad.v1.functions import losses as losses
 from regrad.v1.functions import operators as _operators  # noqa: F401 (sets operators)
 from regrad.v1.functions.arrays import *
-from regrad.v1.functions.blocks import *
 from regrad.v1.functions.checks import *
 from regrad.v1.functions.clipping import *
 from regrad.v1.functions.creation import *

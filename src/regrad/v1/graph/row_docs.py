@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import inspect
 import re
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from regrad.core.docstrings import Texts, importing, indented, parted, section, with_sections
@@ -87,6 +88,16 @@ def fill_in(made: Any, name: str, **shown: Any) -> Any:
     made.__name__ = made.__qualname__ = name
     made.__doc__ = inspect.cleandoc(made.__doc__ or "").format(name=name, **shown)
     return made
+
+
+def borrow(function: Callable[..., Any], path: str, names: Sequence[str]) -> str:
+    """Return the first line and the example of regrad's function, for a row with other names."""
+    first, _, rest = inspect.cleandoc(function.__doc__ or "").partition("\n")
+    for own, name in zip(inspect.signature(function).parameters, names, strict=True):
+        first = re.sub(rf"\b{own}\b", name, first)
+    given, result = re.findall(r">>> rg\.[\w.]+\((.*)\)\n(Tensor.*)", rest)[0]
+    given = re.sub(r"(?<!asarray\()\[.*?\]", r"rg.asarray(\g<0>)", given)
+    return f"{first}\n\n>>> {path}({given})\n{result}"
 
 
 def complete(doc: str, row: RowParts, shared: str = "") -> str:

@@ -8,13 +8,13 @@ from collections.abc import Callable
 from typing import Any
 
 from regrad.core.generated import define as compiled
-from regrad.core.registry import Op
+from regrad.core.registry import OPS, Op
 from regrad.graph.deferred import deferrable
 from regrad.v1 import dtypes
 from regrad.v1.graph.conversion import as_sizes
 from regrad.v1.graph.forms import axes_of, one_op, renamed
 from regrad.v1.graph.kinds import ANY
-from regrad.v1.graph.row_docs import Names, RowParts, complete
+from regrad.v1.graph.row_docs import Names, RowParts, borrow, complete
 from regrad.v1.graph.tf_names import declare
 
 MISSING, EITHER = inspect.Parameter.empty, inspect.Parameter.POSITIONAL_OR_KEYWORD
@@ -42,6 +42,7 @@ TYPES = Names({
     **dict.fromkeys(("values", "t_list", "boundaries"), "Sequence[TensorLike]"),
     **dict.fromkeys(("weights", "mean", "stddev", "minval", "alpha", "bias"), "TensorLike"),
     "label_smoothing": "float", "padding": "str | bytes | Sequence[Sequence[int]]",
+    "ord": "str | float",
     **dict.fromkeys(("dtype", "out_type", "out_idx", "output_type"), "dtypes.DTypeLike"),
 })  # fmt: skip
 SHOWN = "int", "int | Sequence[int]", "str"  # annotations that belong to the signature
@@ -134,6 +135,34 @@ def define(
         said = said.partition("\n")[0]
     settings = {"kinds": kinds, "shows": shows, **settings}
     return _made(*_parse(declaration), module, op_type, function, doc or said, **settings)
+
+
+def elementwise(
+    kinds: str, *functions: Callable[..., Any], place: str = "tf", names: str = "x y",
+    **others: Callable[..., Any],
+) -> list[Callable[..., Any]]:  # fmt: skip
+    """Make TensorFlow functions from elementwise functions of regrad, with their docstrings.
+
+        exp, log, is_nan = elementwise(FLOATS, rg.exp, rg.log, is_nan=rg.isnan)
+
+    Args:
+        kinds: See `one_op`.
+        functions: Functions that have the same name in TensorFlow.
+        place: The namespace of the functions in TensorFlow's index.
+        names: The names of the parameters in TensorFlow.
+        others: Functions by their name in TensorFlow.
+    """
+    module = sys._getframe(1).f_globals["__name__"]
+    op_types, rows = {op.function: op.type for op in OPS.values()}, []
+    for name, function in {**{f.__name__: f for f in functions}, **others}.items():
+        taken = names.split()[: len(inspect.signature(function).parameters)]
+        path, signature = _parse(f"{place}.{name}({', '.join(taken)})")
+        op_type, doc = op_types[function], borrow(function, path, taken)
+        named = op_type.removesuffix("V2")
+        rows.append(
+            _made(path, signature, module, op_type, function, doc, kinds=kinds, scope=named)
+        )
+    return rows
 
 
 def row(

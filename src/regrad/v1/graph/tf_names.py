@@ -250,9 +250,12 @@ While: * | T=Tin
 EnsureShape: * | T shape
 MaxPoolGrad MaxPoolGradGrad: * | {POOL}
 AvgPoolGrad: orig_input_shape=shape 0 | {POOL}
+Conv2D: * | {CONV} use_cudnn_on_gpu=yes
+Conv3D DepthwiseConv2dNative: * | {CONV}
 Conv2DBackpropFilter: 0 filter_sizes=shape 1 | {CONV} use_cudnn_on_gpu=yes
 Conv3DBackpropFilterV2 DepthwiseConv2dNativeBackpropFilter: 0 filter_sizes=shape 1 | {CONV}
-DepthwiseConv2dNativeBackpropInput: input_sizes=shape 1 0 | {CONV}
+Conv2DBackpropInput: input_sizes=shape 1 0 | {CONV} use_cudnn_on_gpu=yes
+Conv3DBackpropInputV2 DepthwiseConv2dNativeBackpropInput: input_sizes=shape 1 0 | {CONV}
 Dilation2D: * | T strides rates=dilations padding
 ResizeBilinearGrad ResizeNearestNeighborGrad: * | {RESIZE}
 TensorScatterUpdate: * | T Tindices
