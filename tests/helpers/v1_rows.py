@@ -497,7 +497,41 @@ NN = [
     call("image.flip_up_down", (IMAGES,), lambda x: rg.flip(x, axis=1)),
 ]  # fmt: skip
 
-CALLS = [*ELEMENTWISE, *REDUCED, *TRANSFORMED, *ALONG, *SHAPED, *PICKED, *MATRICES, *NN]
+# -- tf.losses, with values and gradients by eager regrad.losses -----------------------------------
+
+LABELS, GUESSES, CLASSES = shares(4, 3), shares(4, 3)[::-1].copy(), ints(0, 2, 1, 1)
+PER_ROW = positive(4, 1)
+
+
+def softmax_loss(labels, logits, weights=None, **options):
+    return rg.losses.softmax_cross_entropy(rg.stop_gradient(labels), logits, weights, **options)
+
+
+def loss(label, *arrays, of=None, **options):
+    name = label.partition(":")[0]
+    due = of or getattr(rg.losses, name)
+    return call(f"losses.{label}", arrays, lambda *xs: due(*xs, **options), **options)
+
+
+LOSSES = [
+    *[loss(name, LABELS, GUESSES, **options) for name, options in [
+        ("absolute_difference", {}), ("mean_squared_error", {}), ("huber_loss", {"delta": 0.2}),
+        ("hinge_loss", {}), ("log_loss", {}), ("sigmoid_cross_entropy", {}),
+        ("sigmoid_cross_entropy: smooth", {"label_smoothing": 0.3}),
+    ]],
+    loss("mean_squared_error: weights", LABELS, GUESSES, PER_ROW),
+    loss("softmax_cross_entropy", LABELS, ROWS, of=softmax_loss),
+    loss("softmax_cross_entropy: smooth", LABELS, ROWS, of=softmax_loss, label_smoothing=0.3),
+    loss("softmax_cross_entropy: weights", LABELS, ROWS, PER_ROW[:, 0], of=softmax_loss),
+    loss("cosine_distance", LABELS, GUESSES, axis=1),
+    loss("sparse_softmax_cross_entropy", CLASSES, ROWS, PER_ROW[:, 0]),
+    call("losses.sparse_softmax_cross_entropy: column", (CLASSES[:, None], ROWS, PER_ROW),
+         lambda i, x, w: rg.losses.sparse_softmax_cross_entropy(i[:, 0], x, w[:, 0])),
+    call("losses.mean_pairwise_squared_error", (LABELS, GUESSES, PER_ROW), lambda x, y, w: rg.sum(
+        rg.square((y - x)[:, :, None] - (y - x)[:, None]) / 6 * w[:, None])),
+]  # fmt: skip
+
+CALLS = [*ELEMENTWISE, *REDUCED, *TRANSFORMED, *ALONG, *SHAPED, *PICKED, *MATRICES, *NN, *LOSSES]
 SHAPES = {
     "static": lambda a: a.shape, "sizes hidden": lambda a: [None] * a.ndim,
     "batch hidden": lambda a: [None, *a.shape[1:]][: a.ndim], "rank hidden": lambda a: None,

@@ -5,6 +5,7 @@ import pytest
 
 import regrad as rg
 import regrad.v1 as tf
+from tests.helpers.rows import refused
 from tests.helpers.v1_rows import FIRST, IMAGES, ROWS, normal, positive, shares
 from tests.helpers.v1_session import any_session, run
 
@@ -189,6 +190,23 @@ def test_losses_are_collected():
     assert total.op.name == "total_loss"
     plain, rest = tf.losses.get_total_loss(False), tf.losses.get_regularization_loss()
     assert run([total, plain, rest]) == [116.0, 16.0, 100.0]
+
+
+def test_losses_of_eager_tensors_are_in_no_collection():
+    labels, weights = rg.asarray(LABELS), rg.asarray(WEIGHTS)
+    by_weights = rg.grad(lambda w: tf.losses.mean_squared_error(labels, PREDICTIONS, w))(weights)
+    total, count = (ERROR**2 * WEIGHTS).sum(), 3 * (WEIGHTS != 0).sum()
+    near(by_weights.numpy(), (ERROR**2).sum(1, keepdims=True) / count)
+    near(tf.losses.mean_squared_error(LABELS, PREDICTIONS, weights).numpy(), total / count)
+    tf.losses.add_loss(tf.losses.compute_weighted_loss(ERROR, weights))
+    assert tf.losses.get_losses() == []
+
+
+def test_losses_refuse_labels_and_logits_of_other_kinds():
+    refused(lambda: tf.losses.sparse_softmax_cross_entropy([0.0, 1.0], ROWS[:2]), TypeError,
+            "class indices")  # fmt: skip
+    for loss in (tf.losses.softmax_cross_entropy, tf.losses.sparse_softmax_cross_entropy):
+        refused(lambda loss=loss: loss([[1], [0]], [[1], [2]]), TypeError, "logits takes floats")
 
 
 def test_losses_of_predictions_are_computed_in_float32():
