@@ -354,6 +354,16 @@ def test_seeds(draw, jit):
     assert twice(1, None) != twice(2, None)
 
 
+@pytest.mark.parametrize(("call", "words"), [
+    (lambda: tf.set_random_seed(1.5), "seed: expected an integer or None, got 1.5"),
+    (lambda: tf.random_normal([2], seed="a"), "seed: expected an integer or None, got 'a'"),
+    (lambda: tf.random_normal([2], 0, 1, tf.int32), "draws floats"),
+    (lambda: tf.random_uniform([2], 0, 1, tf.complex64), "draws floats"),
+])  # fmt: skip
+def test_seeds_are_integers_and_noise_is_of_floats(call, words):
+    refused(call, TypeError, words)
+
+
 def test_ops_of_one_seeded_graph_differ():
     tf.set_random_seed(1)
     a, b = tf.random_normal([6]), tf.random_normal([6])

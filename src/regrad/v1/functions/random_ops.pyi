@@ -15,9 +15,8 @@ UNIFORM: Any
 
 def draw(op: Op, name: str | None, spec: Spec, seed: int | None, *inputs: Tensor,
     **attrs: Any) -> Tensor: ...  # fmt: skip
-def noise(op: Op, name: str | None, shape: TensorLike, dtype: dtypes.DTypeLike,
-    seed: int | None) -> Tensor: ...  # fmt: skip
-def shape_attribute(shape: TensorLike) -> Any: ...
+def noise(op: Op, name: str | None, shape: TensorLike, dtype: dtypes.DTypeLike, seed: int | None,
+    *bounds: Tensor) -> Tensor: ...  # fmt: skip
 def random_normal(shape: TensorLike, mean: TensorLike = 0.0, stddev: TensorLike = 1.0,
     dtype: dtypes.DTypeLike = ..., seed: int | None = None, name: str | None = None) -> Tensor: ...  # fmt: skip
 def truncated_normal(shape: TensorLike, mean: TensorLike = 0.0, stddev: TensorLike = 1.0,
