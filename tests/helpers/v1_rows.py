@@ -230,6 +230,10 @@ ALONG = [
     call("math.unsorted_segment_mean", (M, ints(0, 0), 2), np.stack([M.mean(0), NONE])),
     call("segment_sum", (M.T, ints(0, 0, 2)), np.stack([M.T[0] + M.T[1], NONE[:2], M.T[2]])),
     call("segment_mean", (M.T, ints(0, 0, 1)), np.stack([(M.T[0] + M.T[1]) / 2, M.T[2]])),
+    call("segment_sum: a list of ids", (M.T, [0, 0, 2]),
+         np.stack([M.T[0] + M.T[1], NONE[:2], M.T[2]])),
+    call("math.unsorted_segment_mean: a list of ids", (M.T, [0, 0, 1], 2),
+         np.stack([(M.T[0] + M.T[1]) / 2, M.T[2]])),
 ]  # fmt: skip
 
 # -- shapes --------------------------------------------------------------------------------------

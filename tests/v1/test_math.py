@@ -29,7 +29,7 @@ PAIRS = [
     and (row.label, hidden) != ("slice: by tensors", "sizes hidden")
 ]
 # Eager mode computes these of values, and a diagonal that is set has no gradient in a graph.
-NO_GRADIENT = {"segment_sum", "segment_mean", "one_hot: a tensor", "matrix_set_diag"}
+NO_GRADIENT = {"one_hot: a tensor", "matrix_set_diag"}
 OPEN = (  # how large the result is, values decide
     "boolean_mask", "confusion_matrix", "range", "segment_", "sequence_mask", "unique",
     "where: places", "x[mask]", "x[i:]", "slice: by tensors",

@@ -279,6 +279,7 @@ REFUSED = {  # words of the ValueError that tells so when the graph is built
     "tf.image.resize_images(IMAGES, [3, 3], tf.image.ResizeMethod.AREA)": "methods",
     "tf.train.exponential_decay(0.1, None, 10, 0.5)": "global_step is required",
     "tf.train.piecewise_constant(0, [1, 2], [1.0, 2.0])": "1 less",
+    "tf.convert_to_tensor(tf.IndexedSlices(x, [0]))": "dense_shape",
     "tf.argmax([1.0], 0, dimension=0)": "Cannot specify both 'axis' and 'dimension'",
     **dict.fromkeys([
         "x + tf.ones([4])", "tf.matmul(x, tf.ones([2, 4]))", "tf.matmul(x, tf.ones([3]))",
@@ -307,6 +308,8 @@ CALL_ERRORS = {  # of arguments that do not fit, and what says which dtypes do n
     "tf.add(1.0, 2.0, z=3.0)": "add: got an unexpected keyword argument 'z'",
     "tf.constant(1.0) + tf.constant(1)": r"float32.*int32.*tf\.cast",
     "tf.layers.batch_normalization(x, renorm=True)": "renorm",
+    "tf.sort(x, direction='DOWN')": "direction is 'ASCENDING' or 'DESCENDING', got 'DOWN'",
+    "tf.invert_permutation(x)": "takes integers",
     "tf.sqrt(tf.constant(1))": "Sqrt takes floats, got int32",
 }
 ERRORS = [

@@ -66,13 +66,9 @@ def argmax(input: TensorLike, axis: TensorLike = None, name: str | None = None,
 def argmin(input: TensorLike, axis: TensorLike = None, name: str | None = None,
     dimension: TensorLike = None, output_type: dtypes.DTypeLike = ...) -> Any: ...  # fmt: skip
 def cumsum(x: TensorLike, axis: TensorLike = 0, exclusive: bool = False, reverse: bool = False,
-    name: str | None = None) -> Any:  # fmt: skip
-    """Return the running sums of the elements along `axis`."""
-
+    name: str | None = None) -> Any: ...  # fmt: skip
 def cumprod(x: TensorLike, axis: TensorLike = 0, exclusive: bool = False, reverse: bool = False,
-    name: str | None = None) -> Any:  # fmt: skip
-    """Return the running products of the elements along `axis`."""
-
+    name: str | None = None) -> Any: ...  # fmt: skip
 def sort(values: Sequence[TensorLike], axis: TensorLike = -1, direction: TensorLike = "ASCENDING",
     name: str | None = None) -> Any: ...  # fmt: skip
 def argsort(values: Sequence[TensorLike], axis: TensorLike = -1, direction: TensorLike = "ASCENDING",
