@@ -298,6 +298,8 @@ SHAPED = [
     call("one_hot: values", (PICKS, 3), ints([-1, 5], [-1, -1], [5, -1]), on_value=5,
          off_value=-1, axis=0),
     call("one_hot: a tensor", (PICKS, 3, F32(0.5)), F32([[0, 0, 0.5], [0.5, 0, 0]])),
+    call("one_hot: a list of indices", ([2, 0], 3, F32(0.5), F32(-1)),
+         F32([[-1, -1, 0.5], [0.5, -1, -1]])),
 ]  # fmt: skip
 
 # -- picking -------------------------------------------------------------------------------------

@@ -28,8 +28,7 @@ PAIRS = [
     if not (hidden == "rank hidden" and row.label in NEED_RANK)
     and (row.label, hidden) != ("slice: by tensors", "sizes hidden")
 ]
-# Eager mode computes these of values, and a diagonal that is set has no gradient in a graph.
-NO_GRADIENT = {"one_hot: a tensor", "matrix_set_diag"}
+NO_GRADIENT = {"matrix_set_diag"}  # a diagonal that is set has no gradient in a graph
 OPEN = (  # how large the result is, values decide
     "boolean_mask", "confusion_matrix", "range", "segment_", "sequence_mask", "unique",
     "where: places", "x[mask]", "x[i:]", "slice: by tensors",

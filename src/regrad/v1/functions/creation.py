@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 import regrad as rg
-from regrad.core import numbers
 from regrad.core.dims import Dim, is_known
+from regrad.core.numbers import under
 from regrad.core.op import TensorLike
 from regrad.core.tensor import Tensor
-from regrad.graph.graph import CONST, defer, graph_op
+from regrad.graph.graph import defer, graph_op
 from regrad.shapes.infer import Spec
 from regrad.v1 import dtypes
 from regrad.v1.functions.arrays import broadcast_to, dimension_tensor, expand_dims, rank
@@ -24,7 +23,8 @@ from regrad.v1.graph.forms import dtype_of, is_eager, one_op, scope
 from regrad.v1.graph.forms import tensor as as_tensor
 from regrad.v1.graph.kinds import FLOATS
 from regrad.v1.graph.rows import listed, row, written
-from regrad.v1.graph.tensors import CONVERSIONS, AllAxes, is_tensor
+from regrad.v1.graph.tensors import CONVERSIONS, AllAxes, is_tensor, rg_read
+from regrad.v1.graph.values import constant_value
 
 # -- one value -------------------------------------------------------------------------------------
 
@@ -89,19 +89,13 @@ def ones(shape, dtype=dtypes.float32, name=None):
 
 
 def _full(value: int, shape: TensorLike, dtype: dtypes.DTypeLike, name: str) -> Any:
-    eager, number = _asks_eager(shape), np.asarray(value, dtypes.to_numpy(dtype))
-    found = as_sizes(shape)
+    number, found = np.asarray(value, dtypes.to_numpy(dtype)), as_sizes(shape)
     sizes = (found,) if isinstance(found, int | Dim) else found
-    if eager:
+    if is_eager(*shape) if isinstance(shape, list | tuple) else is_eager(shape):
         return rg.asarray(np.full(sizes, number))
     if is_known(sizes) and math.prod(sizes) < LARGE:
         return constant(np.full(sizes, number), name=name)
     return broadcast_to(number, sizes, name)
-
-
-def _asks_eager(sizes: TensorLike) -> bool:
-    """Return whether sizes come from eager tensors."""
-    return is_eager(*sizes) if isinstance(sizes, list | tuple) else is_eager(sizes)
 
 
 def _dtype(dtype: dtypes.DTypeLike | None) -> np.dtype | None:
@@ -167,30 +161,26 @@ def range(start, limit=None, delta: TensorLike = 1, dtype=None, name="range"):
     [0 1 2] [1.  1.5]
     """
     start, limit = (0, start) if limit is None else (start, limit)
-    values: list[Any] = [
-        dimension_tensor(v) if isinstance(v, Dim) else v for v in (start, limit, delta)
-    ]
-    out_dtype = _widest_dtype(values) if dtype is None else dtypes.to_numpy(dtype)
+    values = [dimension_tensor(v) if isinstance(v, Dim) else v for v in (start, limit, delta)]
+    out_dtype = _dtype(dtype) or max(map(_dtype_of, values), key=WIDTHS.index)
     if is_eager(*values):
-        first, last, step = [v.item() if is_tensor(v) else v for v in values]
-        return rg.arange(first, last, step, dtype=out_dtype)
+        numbers: list[Any] = [rg_read(v).item() if is_tensor(v) else v for v in values]
+        return rg.arange(*numbers, dtype=out_dtype)
     with scope(name) as whole:
-        names = ("start", "limit", "delta")
         xs = [
-            cast(v, out_dtype) if is_tensor(v) else constant(numbers.under(v, out_dtype), name=n)
-            for v, n in zip(values, names, strict=True)
+            cast(v, out_dtype) if is_tensor(v) else constant(under(v, out_dtype), name=n)
+            for v, n in zip(values, ("start", "limit", "delta"), strict=True)
         ]
         return one_op("Range", whole, _range, *xs)
 
 
-def _widest_dtype(values: Sequence[TensorLike]) -> np.dtype:
-    kinds = [dtype_of(v) if is_tensor(v) else as_array(v).dtype for v in values]
-    return max(kinds, key=WIDTHS.index)
+def _dtype_of(value: TensorLike) -> np.dtype:
+    return dtype_of(value) if is_tensor(value) else as_array(value).dtype
 
 
 def _range(start: Tensor, limit: Tensor, delta: Tensor) -> Any:
-    known = [_known_number(x) for x in (start, limit, delta)]
-    content = None
+    xs, content = (start, limit, delta), None
+    known = [constant_value(x) if x._data.content is None else x._data.content.item() for x in xs]
     if any(n is None for n in known):
         count = None
     elif not any(isinstance(n, Dim) for n in known):
@@ -198,19 +188,10 @@ def _range(start: Tensor, limit: Tensor, delta: Tensor) -> Any:
         count = len(content)
     else:  # `range(size)` has `size` elements, since a size is not negative
         count = known[1] if known[::2] == [0, 1] and known[1].key[0] == "size" else None
-    y = defer(RANGE, (start, limit, delta), {}, specs=(Spec((count,), start.dtype),))
+    y = defer(RANGE, xs, {}, specs=(Spec((count,), start.dtype),))
     if content is not None and content.dtype.kind == "i" and content.size <= 64:
         y._data.content = content.astype(object)
     return y
-
-
-def _known_number(x: Tensor) -> Any:
-    """Return the value of a tensor of rank 0 as a number or a Dim, or None if it is unknown."""
-    symbol = x._data
-    content = symbol.content
-    if content is None and symbol.node.op is CONST:
-        content = symbol.node.attrs["value"]
-    return None if content is None else content.item()
 
 
 @row("tf", "LinSpace: * num | T Tidx", kinds=FLOATS, num=as_sizes)
@@ -316,23 +297,17 @@ def one_hot(indices, depth, on_value=None, off_value=None, axis=None, dtype=None
      [1. 0. 0.]]
     """
     on, off = 1 if on_value is None else on_value, 0 if off_value is None else off_value
-    out_dtype = _dtype_of_values(on_value, off_value) if dtype is None else dtypes.to_numpy(dtype)
+    given = [_dtype_of(v) for v in (on_value, off_value) if v is not None]
+    out_dtype = _dtype(dtype) or [*given, np.dtype(np.float32)][0]
     attrs = {"depth": as_sizes(depth), "axis": -1 if axis is None else axis}
     if not is_tensor(on) and not is_tensor(off):
         attrs |= {"on_value": on, "off_value": off, "dtype": out_dtype}
         return one_op("OneHot", name or "one_hot", rg.one_hot, indices, **attrs)
     with scope(name or "one_hot", indices, on, off) as whole:
+        indices = as_tensor(indices, name="indices", like=on if is_tensor(on) else off)
         hot = one_op("OneHot", "hot", rg.one_hot, indices, dtype=np.dtype(bool), **attrs)
         on, off = [as_tensor(v, out_dtype, like=indices) for v in (on, off)]
         return where(hot, on, off, name=whole)
-
-
-def _dtype_of_values(*values: TensorLike) -> np.dtype:
-    """Return the dtype of the first value that is not None, or float32."""
-    for value in values:
-        if value is not None:
-            return dtype_of(value) if is_tensor(value) else as_array(value).dtype
-    return np.dtype(np.float32)
 
 
 def _count_axes(axes: AllAxes, dtype: dtypes.DTypeLike | None, name: str | None) -> Any:
