@@ -316,6 +316,8 @@ PICKED = [
     call("gather: by a list", (M, [1]), M[[1]]),
     call("gather: in a batch", (M, ints([1], [2])), F32([[M[0, 1]], [M[1, 2]]]), "GatherV2",
          batch_dims=1),
+    call("batch_gather", (M, ints([1, 1], [2, 0])), np.take_along_axis(M, ints([1, 1], [2, 0]), 1),
+         "GatherV2 BatchGather"),
     call("gather_nd", (M, ints([0, 2], [1, 1])), M[[0, 1], [2, 1]], "GatherNd"),
     call("scatter_nd", (ints([1], [3]), F32([2.5, 1]), [4]), F32([0, 2.5, 0, 1]), "ScatterNd"),
     call("tensor_scatter_update", (V, ints([0]), F32([9])), F32([9, *V[1:]]),
@@ -323,12 +325,14 @@ PICKED = [
     call("boolean_mask", (M, ~T), M[1:]),
     call("boolean_mask: columns", (M, SOME), M[:, SOME], axis=1),
     call("boolean_mask: of a constant", (M, [False, True]), M[1:]),
+    call("boolean_mask: of two axes", (C, M > 0, "boolean_mask", 0), C[M > 0]),
     call("slice", (M, [0, 1], [-1, 2]), M[:, 1:3], "Slice"),
     call("slice: by tensors", (M, ints(1, 1)), M[1:, 1:],
          of=lambda x, b: tf.slice(x, b, tf.shape(x) - b)),
     call("strided_slice", (M, [0, 2], [2, 0], [1, -1]), M[0:2, 2:0:-1], "StridedSlice"),
     call("strided_slice: with masks", (M, [0, 1, 0], [0, 0, 0]), M[None, 1:, 0], end_mask=2,
          new_axis_mask=1, shrink_axis_mask=4),
+    call("strided_slice: with an ellipsis", (C, [0, 1], [0, 2]), C[..., 1:2], ellipsis_mask=1),
     call("unique", (ints(7, 3, 7, 9),), [ints(7, 3, 9), ints(0, 1, 0, 2)]),
     call("confusion_matrix", (ints(0, 2, 2), ints(1, 2, 2)), ints([0, 1, 0], [0, 0, 0], [0, 0, 2])),
     *[call(f"x[{text}]", (M,), M[index], "StridedSlice strided_slice", of=lambda x, i=index: x[i])
@@ -338,6 +342,8 @@ PICKED = [
     call("x[i:] of a tensor", (M, I32(1)), M[1:], of=lambda x, i: x[i:]),
     call("x[:n] of a size", (M,), M[:-1], of=lambda x: x[: tf.shape(x)[0] - 1]),
     call("x[mask]", (V,), V[V > 0], of=lambda x: x[x > 0.0]),
+    call("x[mask] of NumPy", (V,), V[V > 0], of=lambda x: x[V > 0]),
+    call("x[n] of a size", (M,), M[-1], of=lambda x: x[x.shape[0] - 1]),
 ]  # fmt: skip
 
 # -- matrices ------------------------------------------------------------------------------------

@@ -19,8 +19,9 @@ pytestmark = pytest.mark.usefixtures("graph")
 
 
 # With nothing known of the shape, what even TensorFlow cannot build, or has to be told.
-NEED_RANK = {"boolean_mask", "boolean_mask: columns", "x[mask]", "unique", "slice: by tensors",
-             "segment_mean", "nn.convolution"}  # fmt: skip
+NEED_RANK = {"boolean_mask", "boolean_mask: columns", "boolean_mask: of two axes", "batch_gather",
+             "x[mask]", "x[n] of a size", "unique", "slice: by tensors", "segment_mean",
+             "nn.convolution"}  # fmt: skip
 PAIRS = [
     (row, hidden)
     for row in CALLS

@@ -1,4 +1,4 @@
-"""Slices, gathers, scatters and masks under TensorFlow's names; `tensor[…]`."""
+"""Slices, gathers, scatters and masks under TensorFlow's names; `tensor[…]`; rows of variables."""
 
 from __future__ import annotations
 
@@ -9,22 +9,27 @@ import numpy as np
 
 import regrad as rg
 from regrad.core.dims import Dim, UnknownRank, is_known, size_of
-from regrad.core.op import TensorLike
-from regrad.core.tensor import Tensor
+from regrad.core.registry import OPS
+from regrad.core.tensor import Readable, Tensor, TensorLike
 from regrad.errors import ArgumentError, GraphError, IndexRangeError
+from regrad.graph.graph import NO_RULE
+from regrad.graph.plan import PlanRun
 from regrad.v1 import dtypes
-from regrad.v1.functions.arrays import concat, dimension_tensor, reshape, squeeze, stack
+from regrad.v1.functions import arrays
+from regrad.v1.functions.arrays import concat, dimension_tensor, expand_dims, reshape, squeeze
 from regrad.v1.functions.creation import ones_like
 from regrad.v1.functions.math import add, cast, maximum, not_equal, subtract, to_int64, where
 from regrad.v1.functions.reductions import argsort, cumsum, invert_permutation, reduce_max, sort
-from regrad.v1.graph.conversion import as_sizes
+from regrad.v1.graph.conversion import as_sizes, convert_to_tensor
 from regrad.v1.graph.forms import axes_of, dtype_of, one_op, rank_of, scope, shape_of
 from regrad.v1.graph.forms import tensor as as_tensor
+from regrad.v1.graph.graphs import add_op
 from regrad.v1.graph.rows import listed, row, written
 from regrad.v1.graph.static_shapes import TensorShape
-from regrad.v1.graph.tensors import is_tensor, rg_read
+from regrad.v1.graph.tensors import face, is_tensor, rg_read
 from regrad.v1.graph.tf_names import SLICES, declare
 from regrad.v1.graph.values import indices_from_zero
+from regrad.v1.graph.variables import read_state, state_op, variable_of
 
 # -- tensor[…] -------------------------------------------------------------------------------------
 
@@ -80,10 +85,6 @@ def _is_open(size: int | Dim) -> bool:
     return isinstance(size, int) and size == -1
 
 
-def _is_within(n: Any, begin: Any, size: Any) -> bool:
-    return 0 <= begin <= begin + max(size, 0) <= n
-
-
 @row("tf", "Slice: * begin size | T Index", begin=as_sizes, size=as_sizes)
 def slice(input_: Tensor, begin: Any, size: Any) -> Any:
     """Return the block that starts at `begin` and has the shape `size`.
@@ -101,15 +102,13 @@ def slice(input_: Tensor, begin: Any, size: Any) -> Any:
     Tensor([2, 3], dtype=int64)
     """
     shape = shape_of(input_)
-    if is_known(shape) and is_known((*begin, *size)):
-        return rg.slice(input_, begin, size)
     if isinstance(shape, UnknownRank):  # the rank is len(begin)
         shape = tuple([size_of(input_._data, i) for i in builtins.range(len(begin))])
-    if not len(shape) == len(begin) == len(size):
+    if is_known((*shape, *begin, *size)) or not len(shape) == len(begin) == len(size):
         return rg.slice(input_, begin, size)
     places = list(zip(shape, begin, size, strict=True))
-    if any(is_known(place) and not _is_within(*place) for place in places):
-        raise IndexRangeError(f"slice: {begin} to {size} elements on is not within {shape}")
+    if any(is_known((n, b, s)) and not 0 <= b <= b + max(s, 0) <= n for n, b, s in places):
+        raise IndexRangeError(f"slice: the block from {begin} of size {size} exceeds {shape}")
     sizes = tuple([n - b if _is_open(s) else s for n, b, s in places])
     y = rg.find_op("Slice").function(input_, begin=begin, size=sizes)
     checked = all(_is_open(place[2]) or is_known(place) for place in places)
@@ -297,13 +296,11 @@ def boolean_mask(tensor, mask, name="boolean_mask", axis=None):
                 "Number of mask dimensions must be specified, even if some dimensions are None, "
                 f"and be 1 or more: {mask}"
             )
-        if count > 1:
-            sizes, last = shape_of(x), first + count
+        sizes, last = shape_of(x), first + count
+        if count > 1 or rank_of(x) is not None:
             TensorShape(sizes[first:last]).assert_is_compatible_with(shape_of(mask))
-            x = reshape(x, (*sizes[:first], -1, *sizes[last:]))
-            mask = reshape(mask, [-1])
-        elif rank_of(x) is not None:
-            TensorShape(shape_of(x)[first]).assert_is_compatible_with(shape_of(mask))
+        if count > 1:
+            x, mask = reshape(x, (*sizes[:first], -1, *sizes[last:])), reshape(mask, [-1])
         return gather(x, squeeze(where(mask), axis=[1]), axis=first)
 
 
@@ -374,8 +371,112 @@ def confusion_matrix(
             num_classes = add(maximum(reduce_max(labels), reduce_max(predictions)), 1)
         count = as_sizes(num_classes)
         ones = ones_like(labels) if weights is None else as_tensor(weights)
-        places = stack([labels, predictions], axis=1)
+        places = arrays.stack([labels, predictions], axis=1)
         return scatter_nd(places, cast(ones, dtype), [count, count])
+
+
+# -- rows of variables -----------------------------------------------------------------------------
+
+
+def _set_rows(run: PlanRun, ref: Any, indices: Any, updates: Any, key: str) -> Any:
+    old = read_state(run, ref, key)
+    kernel = OPS["TensorScatterUpdate"].kernels[type(old)]
+    return run.write(key, kernel(old, indices, updates))
+
+
+SCATTER = state_op("ScatterUpdate", _set_rows, "ref indices updates", "key")
+
+
+@written("tf")
+def scatter_update(ref: Readable, indices, updates, use_locking=True, name=None):
+    """Return an op that replaces rows of a variable. Fetching it returns the new value.
+
+    Args:
+        ref: The variable.
+        indices: The numbers of the rows, a tensor of integers.
+        updates: The rows, of the shape `indices.shape + ref.shape[1:]`.
+        use_locking: Without effect.
+
+    Returns:
+        A tensor, the variable after the update.
+
+    Raises:
+        InvalidArgumentError: in the run, an index is out of range.
+
+    Op type: `ScatterUpdate`. Source: `tf.scatter_update`.
+
+    >>> import regrad.v1 as tf
+    >>> with tf.Graph().as_default(), tf.Session() as sess:
+    ...     v = tf.Variable([1.0, 2.0, 3.0])
+    ...     sess.run(tf.global_variables_initializer())
+    ...     print(sess.run(tf.scatter_update(v, [2, 0], [5.0, 6.0])))
+    [6. 2. 5.]
+    """
+    v = variable_of(ref)
+    rows = convert_to_tensor(updates, v.dtype.base_dtype)
+    xs = [v._variable._tensor, expand_dims(indices, -1)._tensor, rows._tensor]
+    spec = v._variable._symbol.spec
+    return face(add_op(SCATTER, name or "ScatterUpdate", xs, {"key": v._key}, [spec], NO_RULE))
+
+
+@written("tf")
+def scatter_add(ref: Readable, indices, updates, use_locking=False, name=None):
+    """Return an op that adds to rows of a variable. Updates of the same row add up.
+
+    See `tf.scatter_update`.
+
+    Args:
+        ref: The variable.
+        indices: The numbers of the rows, a tensor of integers.
+        updates: The rows, of the shape `indices.shape + ref.shape[1:]`.
+        use_locking: Without effect.
+
+    Returns:
+        A tensor, the variable after the update.
+
+    Op types: `ScatterNd`, `AssignAdd`. Source: `tf.scatter_add`.
+
+    >>> import regrad.v1 as tf
+    >>> with tf.Graph().as_default(), tf.Session() as sess:
+    ...     v = tf.Variable([1.0, 2.0])
+    ...     sess.run(tf.global_variables_initializer())
+    ...     print(sess.run(tf.scatter_add(v, [1, 1], [5.0, 6.0])))
+    [ 1. 13.]
+    """
+    v = variable_of(ref)
+    return v.assign_add(_spread(v, indices, updates), name=name or "ScatterAdd")
+
+
+@written("tf")
+def scatter_sub(ref: Readable, indices, updates, use_locking=False, name=None):
+    """Return an op that subtracts from rows of a variable; see `tf.scatter_add`.
+
+    Args:
+        ref: The variable.
+        indices: The numbers of the rows, a tensor of integers.
+        updates: The rows, of the shape `indices.shape + ref.shape[1:]`.
+        use_locking: Without effect.
+
+    Returns:
+        A tensor, the variable after the update.
+
+    Op types: `ScatterNd`, `AssignSub`. Source: `tf.scatter_sub`.
+
+    >>> import regrad.v1 as tf
+    >>> with tf.Graph().as_default(), tf.Session() as sess:
+    ...     v = tf.Variable([1.0, 2.0])
+    ...     sess.run(tf.global_variables_initializer())
+    ...     print(sess.run(tf.scatter_sub(v, [0], [5.0])))
+    [-4.  2.]
+    """
+    v = variable_of(ref)
+    return v.assign_sub(_spread(v, indices, updates), name=name or "ScatterSub")
+
+
+def _spread(v: Any, indices: TensorLike, updates: TensorLike) -> Any:
+    """Return zeros of the variable's shape, with the updates added to the rows."""
+    rows = convert_to_tensor(updates, v.dtype.base_dtype)
+    return scatter_nd(expand_dims(indices, -1), rows, arrays.shape(v))
 
 
 __all__ = listed(__name__, "batch_gather")
