@@ -156,6 +156,8 @@ ELEMENTWISE = [
     call("clip_by_norm", (V, 1.0), V / np.linalg.norm(V)),
     call("clip_by_norm: short rows", (M, 9.0), M, axes=[1]),
     call("clip_by_average_norm", (V, 0.5), V * F32(0.5) / max(np.linalg.norm(V) / 4, F32(0.5))),
+    call("global_norm", ([V, [2.0, -1.0], None, P],), F32(np.sqrt(V @ V + 5 + P @ P)),
+         "Sqrt global_norm"),
     call("add_n", ([V, P, V],), 2 * V + P, "AddN"),
     call("accumulate_n", ([V, P],), V + P, "AddN AccumulateNV2"),
     call("scalar_mul", (2, V), 2 * V, "Mul mul"),

@@ -311,6 +311,8 @@ CALL_ERRORS = {  # of arguments that do not fit, and what says which dtypes do n
     "tf.constant(1.0) + tf.constant(1)": r"float32.*int32.*tf\.cast",
     "tf.layers.batch_normalization(x, renorm=True)": "renorm",
     "x[:, x[0] > 0.0]": "a mask cannot be combined",
+    "tf.global_norm(x)": "t_list should be a sequence",
+    "tf.clip_by_global_norm(x, 1.0)": "t_list should be a sequence",
     "tf.sort(x, direction='DOWN')": "direction is 'ASCENDING' or 'DESCENDING', got 'DOWN'",
     "tf.invert_permutation(x)": "takes integers",
     "tf.sqrt(tf.constant(1))": "Sqrt takes floats, got int32",
