@@ -16,16 +16,14 @@ from regrad.core.tensor import TensorLike
 from regrad.errors import ArgumentError, GraphError, ShapeError, near
 from regrad.graph.deferred import deferrable
 from regrad.shapes.sizes import differ
-from regrad.v1 import dtypes
-from regrad.v1.functions.math import add_n, cast, multiply
+from regrad.v1.functions.math import add_n
 from regrad.v1.functions.nn import sparse_cross_entropy
-from regrad.v1.functions.reductions import reduce_sum
 from regrad.v1.graph import forms
 from regrad.v1.graph.conversion import build, constant
 from regrad.v1.graph.graphs import GraphKeys, add_to_collection, get_collection
 from regrad.v1.graph.kinds import INEXACT, check_kinds
 from regrad.v1.graph.rows import row, written
-from regrad.v1.graph.tensors import Tensor, is_tensor
+from regrad.v1.graph.tensors import Tensor
 from regrad.v1.graph.values import alike
 
 
@@ -99,18 +97,22 @@ def compute_weighted_loss(
     with forms.scope(scope or "weighted_loss", losses, weights):
         losses = forms.tensor(losses, like=weights)
         weights = forms.tensor(weights, name="weights", like=losses)
-        single, weights = cast(losses, dtypes.float32), cast(weights, dtypes.float32)
+        single, weights = (build("Cast", None, _as_dtype, x) for x in (losses, weights))
         _check_weights(weights, single)
-        loss = multiply(single, weights)
+        loss = build("Mul", "Mul", rg.multiply, single, weights)
         if reduction != Reduction.NONE:
-            loss = reduce_sum(loss)
+            loss = build("Sum", None, rg.sum, loss)
         if reduction in COUNTS:
             count = build("Sum", "num_present", COUNTS[reduction], single, weights)
             divisor = build("SelectV2", None, lambda n: rg.where(rg.equal(n, 0), 1, n), count)
             loss = build("SelectV2", "value", _quotient, loss, count, divisor)
-        loss = cast(loss, forms.dtype_of(losses))
+        loss = build("Cast", None, _as_dtype, loss, dtype=forms.dtype_of(losses))
     add_loss(loss, loss_collection)
     return loss
+
+
+def _as_dtype(x: rg.Tensor, dtype: np.dtype = rg.float32) -> rg.Tensor:
+    return x if x.dtype == dtype else rg.astype(x, dtype)
 
 
 def _quotient(total: rg.Tensor, count: rg.Tensor, divisor: rg.Tensor) -> Any:
@@ -269,12 +271,12 @@ def _compute(
     """Compute a loss of labels and predictions in a scope, then weight and reduce it."""
     if any(x is None for x in pair):
         raise GraphError(f"{name}: labels and predictions (or logits) must not be None.")
-    like = next(filter(is_tensor, (*pair, weights)), None)
+    if forms.is_eager(*pair, weights):
+        pair, weights = tuple(map(rg.asarray, pair)), rg.asarray(weights)
     with forms.scope(name, *pair, weights) as whole:
-        xs = [forms.tensor(x, like=like) for x in pair]
-        losses = build("", None, deferrable(formula), *xs, **attrs)
-        if by_example:
-            weights = forms.tensor(weights, name="weights", like=losses)
+        losses = build("", None, deferrable(formula), *pair, **attrs)
+        if by_example and not isinstance(weights, float):
+            weights = forms.tensor(weights, name="weights")
             weights = build("", None, deferrable(_without_last_axes), weights, losses)
         return compute_weighted_loss(losses, weights, whole, loss_collection, reduction)
 
@@ -295,7 +297,7 @@ def _of_pairs(loss: Callable[..., Any], dtype: np.dtype | None = rg.float32) -> 
             check_kinds("logits", INEXACT, predictions)
         if loss is rg.losses.softmax_cross_entropy:
             labels = rg.stop_gradient(labels)
-        pair = [rg.astype(x, dtype or predictions.dtype) for x in (labels, predictions)]
+        pair = [_as_dtype(x, dtype or predictions.dtype) for x in (labels, predictions)]
         return loss(*alike(loss.__name__, *pair), None, "none", **attrs)
 
     return formula

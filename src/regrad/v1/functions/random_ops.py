@@ -29,7 +29,7 @@ from regrad.shapes.infer import Spec
 from regrad.v1 import dtypes
 from regrad.v1.errors import InvalidArgumentError
 from regrad.v1.functions import arrays, indexing, math
-from regrad.v1.graph.conversion import as_sizes, convert_to_tensor
+from regrad.v1.graph.conversion import as_sizes, build, convert_to_tensor
 from regrad.v1.graph.graphs import current_graph, get_default_graph
 from regrad.v1.graph.rows import listed, plain_value, row, written
 from regrad.v1.graph.tensors import Tensor, face
@@ -208,8 +208,12 @@ def _normal(
     with current_graph().name_scope(name) as scope:
         mean = convert_to_tensor(mean, dtype, name="mean")
         stddev = convert_to_tensor(stddev, dtype, name="stddev")
-        scaled = math.multiply(noise(op, None, shape, dtype, seed), stddev, name="mul")
-        return math.add(scaled, mean, name=scope)
+        return _scale_and_shift(scope, noise(op, None, shape, dtype, seed), stddev, mean)
+
+
+def _scale_and_shift(scope: str, y: Tensor, scale: Tensor, offset: Tensor) -> Tensor:
+    scaled = build("Mul", "mul", rg.multiply, y, scale)
+    return build("AddV2", scope, rg.add, scaled, offset)
 
 
 _normal_row = partial(row, "tf", "AddV2", call=_normal, returns="Tensor", shape=plain_value)
@@ -285,8 +289,7 @@ def random_uniform(
         if dtype.is_integer:
             return noise(INTEGERS, scope, shape, dtype, seed, low, high)
         y = noise(UNIFORM, None, shape, dtype, seed)
-        width = math.subtract(high, low, name="sub")
-        return math.add(math.multiply(y, width, name="mul"), low, name=scope)
+        return _scale_and_shift(scope, y, build("Sub", "sub", rg.subtract, high, low), low)
 
 
 @written("tf")
