@@ -58,9 +58,10 @@ FLAGS = Flags()
 
 
 def _boolean(text: str) -> bool:
-    if text.lower() not in ("true", "false", "t", "f", "1", "0", "yes", "no"):
-        raise argparse.ArgumentTypeError(f"{text!r} is not true or false")
-    return text.lower() in ("true", "t", "1", "yes")
+    return ["false", "f", "0", "no", "true", "t", "1", "yes"].index(text.lower()) >= 4
+
+
+_boolean.__name__ = "boolean"  # argparse says of a ValueError: invalid boolean value
 
 
 def _definer(name: str, convert: Callable[[str], Any], example: str) -> Callable[..., None]:
