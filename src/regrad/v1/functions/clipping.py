@@ -5,12 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from regrad.core.op import TensorLike
+from regrad.core.tensor import TensorLike
 from regrad.errors import ArgumentError
-from regrad.v1.functions import math
-from regrad.v1.functions.arrays import size
-from regrad.v1.functions.linalg import norm
-from regrad.v1.functions.reductions import reduce_sum
+from regrad.v1.functions import arrays, linalg, math, reductions
 from regrad.v1.graph.forms import scope, tensor
 from regrad.v1.graph.tensors import is_tensor
 
@@ -38,7 +35,7 @@ def clip_by_norm(
     """
     with scope(name or "clip_by_norm", t) as whole:
         t = tensor(t, name="t")
-        return _clipped(t, clip_norm, norm(t, axis=axes, keepdims=True), whole)
+        return _clipped(t, clip_norm, linalg.norm(t, axis=axes, keepdims=True), whole)
 
 
 def _clipped(t: TensorLike, clip_norm: TensorLike, length: TensorLike, name: str) -> Any:
@@ -63,7 +60,7 @@ def clip_by_average_norm(t: TensorLike, clip_norm: TensorLike, name: str | None 
     """
     with scope(name or "clip_by_average_norm", t) as whole:
         t = tensor(t, name="t")
-        average = math.divide(norm(t, keepdims=True), math.cast(size(t), t.dtype))
+        average = math.divide(linalg.norm(t, keepdims=True), math.cast(arrays.size(t), t.dtype))
         return _clipped(t, clip_norm, average, whole)
 
 
@@ -88,7 +85,7 @@ def global_norm(t_list: Sequence[TensorLike], name: str | None = None) -> Any:
     known = _known(t_list)
     like = next(filter(is_tensor, known), None)
     with scope(name or "global_norm", *known) as whole:
-        sums = [reduce_sum(math.square(tensor(t, like=like))) for t in known]
+        sums = [reductions.reduce_sum(math.square(tensor(t, like=like))) for t in known]
         return math.sqrt(math.add_n(sums), name=whole)
 
 

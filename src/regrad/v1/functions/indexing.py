@@ -15,14 +15,9 @@ from regrad.errors import ArgumentError, GraphError, IndexRangeError
 from regrad.graph.graph import NO_RULE
 from regrad.graph.plan import PlanRun
 from regrad.v1 import dtypes
-from regrad.v1.functions import arrays
-from regrad.v1.functions.arrays import concat, dimension_tensor, expand_dims, reshape, squeeze
-from regrad.v1.functions.creation import ones_like
-from regrad.v1.functions.math import add, cast, maximum, not_equal, subtract, to_int64, where
-from regrad.v1.functions.reductions import argsort, cumsum, invert_permutation, reduce_max, sort
+from regrad.v1.functions import arrays, creation, math, reductions
+from regrad.v1.graph import forms
 from regrad.v1.graph.conversion import as_sizes, convert_to_tensor
-from regrad.v1.graph.forms import axes_of, dtype_of, one_op, rank_of, scope, shape_of
-from regrad.v1.graph.forms import tensor as as_tensor
 from regrad.v1.graph.graphs import add_op
 from regrad.v1.graph.rows import listed, row, written
 from regrad.v1.graph.static_shapes import TensorShape
@@ -46,7 +41,7 @@ def getitem(x: TensorLike, index: Any, name: str = "strided_slice") -> Any:
     if _is_mask(index):
         return boolean_mask(x, index)
     entries = tuple([_entry(e) for e in (index if isinstance(index, tuple) else (index,))])
-    return one_op("StridedSlice", name, _item, x, index=entries)
+    return forms.one_op("StridedSlice", name, _item, x, index=entries)
 
 
 def _item(x: Tensor, index: Any) -> Any:
@@ -55,7 +50,7 @@ def _item(x: Tensor, index: Any) -> Any:
 
 def _is_mask(index: Any) -> bool:
     if is_tensor(index):
-        return dtype_of(index).kind == "b"
+        return forms.dtype_of(index).kind == "b"
     return isinstance(index, np.ndarray) and index.dtype.kind == "b"
 
 
@@ -64,20 +59,20 @@ def _entry(e: Any) -> Any:
     if isinstance(e, builtins.slice):
         return builtins.slice(*[b if b is None else _bound(b) for b in (e.start, e.stop, e.step)])
     if isinstance(e, Dim):
-        return rg_read(dimension_tensor(e))
+        return rg_read(arrays.dimension_tensor(e))
     if _is_mask(e):
         raise ArgumentError(
             "a mask cannot be combined with other indices: use tf.boolean_mask(x, mask, axis=...)"
         )
     if not is_tensor(e):
         return e
-    known = _bound(e) if rank_of(e) == 0 else None
-    return known if isinstance(known, int) else rg_read(as_tensor(e))
+    known = _bound(e) if forms.rank_of(e) == 0 else None
+    return known if isinstance(known, int) else rg_read(forms.tensor(e))
 
 
 def _bound(b: Any) -> Any:
     """Return an end of a slice as an int or a Dim."""
-    return as_sizes(reshape(b, []) if is_tensor(b) and rank_of(b) is None else b)
+    return as_sizes(arrays.reshape(b, []) if is_tensor(b) and forms.rank_of(b) is None else b)
 
 
 def _is_open(size: int | Dim) -> bool:
@@ -101,7 +96,7 @@ def slice(input_: Tensor, begin: Any, size: Any) -> Any:
     >>> tf.slice(rg.asarray([1, 2, 3]), begin=[1], size=[-1])
     Tensor([2, 3], dtype=int64)
     """
-    shape = shape_of(input_)
+    shape = forms.shape_of(input_)
     if isinstance(shape, UnknownRank):  # the rank is len(begin)
         shape = tuple([size_of(input_._data, i) for i in builtins.range(len(begin))])
     if is_known((*shape, *begin, *size)) or not len(shape) == len(begin) == len(size):
@@ -187,14 +182,14 @@ def gather(params, indices, validate_indices=None, name=None, axis=None, batch_d
     ...     print(sess.run(tf.gather([10, 20, 30], [2, 0])))
     [30 10]
     """
-    axis = batch_dims if axis is None else axes_of(axis)
+    axis = batch_dims if axis is None else forms.axes_of(axis)
     attrs = {"same": False, "axis": axis, "batch_dims": batch_dims}
-    return one_op("GatherV2", name, _take, params, indices, **attrs)
+    return forms.one_op("GatherV2", name, _take, params, indices, **attrs)
 
 
 def _take(x: Tensor, indices: Tensor, axis: int, batch_dims: int) -> Any:
     indices = indices_from_zero("gather", indices)
-    unasked = axis >= 0 and not is_known(shape_of(x))
+    unasked = axis >= 0 and not is_known(forms.shape_of(x))
     take = rg.find_op("GatherV2").function if unasked else rg.take
     return take(x, indices, axis=axis, batch_dims=batch_dims)
 
@@ -219,7 +214,7 @@ def batch_gather(params: TensorLike, indices: TensorLike, name: str | None = Non
     [[2]
      [3]]
     """
-    batch = rank_of(as_tensor(indices))
+    batch = forms.rank_of(forms.tensor(indices))
     if not batch:
         raise GraphError(f"batch_gather: expected indices of known rank, 1 or more, got {indices}")
     return gather(params, indices, name=name or "BatchGather", batch_dims=batch - 1)
@@ -287,21 +282,22 @@ def boolean_mask(tensor, mask, name="boolean_mask", axis=None):
     ...     print(sess.run(tf.boolean_mask([1, 2, 3], [True, False, True])))
     [1 3]
     """
-    with scope(name, tensor, mask):
-        x, first = as_tensor(tensor), axes_of(axis) or 0
-        mask = as_tensor(mask, dtypes.bool, like=x)
-        count = rank_of(mask) or 0
+    with forms.scope(name, tensor, mask):
+        x, first = forms.tensor(tensor), forms.axes_of(axis) or 0
+        mask = forms.tensor(mask, dtypes.bool, like=x)
+        count = forms.rank_of(mask) or 0
         if not count:
             raise GraphError(
                 "Number of mask dimensions must be specified, even if some dimensions are None, "
                 f"and be 1 or more: {mask}"
             )
-        sizes, last = shape_of(x), first + count
-        if count > 1 or rank_of(x) is not None:
-            TensorShape(sizes[first:last]).assert_is_compatible_with(shape_of(mask))
+        sizes, last = forms.shape_of(x), first + count
+        if count > 1 or forms.rank_of(x) is not None:
+            TensorShape(sizes[first:last]).assert_is_compatible_with(forms.shape_of(mask))
         if count > 1:
-            x, mask = reshape(x, (*sizes[:first], -1, *sizes[last:])), reshape(mask, [-1])
-        return gather(x, squeeze(where(mask), axis=[1]), axis=first)
+            x = arrays.reshape(x, (*sizes[:first], -1, *sizes[last:]))
+            mask = arrays.reshape(mask, [-1])
+        return gather(x, arrays.squeeze(math.where(mask), axis=[1]), axis=first)
 
 
 class Unique(NamedTuple):
@@ -331,17 +327,17 @@ def unique(x, out_idx=dtypes.int32, name=None) -> Unique:
     >>> y.tolist(), idx.tolist()
     ([7, 3], [0, 1, 0])
     """
-    with scope(name or "Unique", x):
-        x = one_op("StopGradient", None, rg.stop_gradient, x)
-        order = argsort(x, stable=True)
+    with forms.scope(name or "Unique", x):
+        x = forms.one_op("StopGradient", None, rg.stop_gradient, x)
+        order = reductions.argsort(x, stable=True)
         ordered = gather(x, order)
-        first = ones_like(ordered[:1], dtypes.bool)
-        new = concat([first, not_equal(ordered[1:], ordered[:-1])], axis=0)
+        first = creation.ones_like(ordered[:1], dtypes.bool)
+        new = arrays.concat([first, math.not_equal(ordered[1:], ordered[:-1])], axis=0)
         firsts = boolean_mask(order, new)  # first index of each value, in the order of values
-        group = subtract(cumsum(cast(new, dtypes.int32)), 1)
-        place = invert_permutation(argsort(firsts))
-        idx = gather(gather(place, group), invert_permutation(order))
-        return Unique(gather(x, sort(firsts)), cast(idx, out_idx))
+        group = math.subtract(reductions.cumsum(math.cast(new, dtypes.int32)), 1)
+        place = reductions.invert_permutation(reductions.argsort(firsts))
+        idx = gather(gather(place, group), reductions.invert_permutation(order))
+        return Unique(gather(x, reductions.sort(firsts)), math.cast(idx, out_idx))
 
 
 @written("tf")
@@ -365,14 +361,15 @@ def confusion_matrix(
     [[1 0]
      [1 1]]
     """
-    with scope(name or "confusion_matrix", labels, predictions):
-        labels, predictions = to_int64(labels), to_int64(predictions)
+    with forms.scope(name or "confusion_matrix", labels, predictions):
+        labels, predictions = math.to_int64(labels), math.to_int64(predictions)
         if num_classes is None:
-            num_classes = add(maximum(reduce_max(labels), reduce_max(predictions)), 1)
+            largest = map(reductions.reduce_max, (labels, predictions))
+            num_classes = math.add(math.maximum(*largest), 1)
         count = as_sizes(num_classes)
-        ones = ones_like(labels) if weights is None else as_tensor(weights)
+        ones = creation.ones_like(labels) if weights is None else forms.tensor(weights)
         places = arrays.stack([labels, predictions], axis=1)
-        return scatter_nd(places, cast(ones, dtype), [count, count])
+        return scatter_nd(places, math.cast(ones, dtype), [count, count])
 
 
 # -- rows of variables -----------------------------------------------------------------------------
@@ -414,7 +411,7 @@ def scatter_update(ref: Readable, indices, updates, use_locking=True, name=None)
     """
     v = variable_of(ref)
     rows = convert_to_tensor(updates, v.dtype.base_dtype)
-    xs = [v._variable._tensor, expand_dims(indices, -1)._tensor, rows._tensor]
+    xs = [v._variable._tensor, arrays.expand_dims(indices, -1)._tensor, rows._tensor]
     spec = v._variable._symbol.spec
     return face(add_op(SCATTER, name or "ScatterUpdate", xs, {"key": v._key}, [spec], NO_RULE))
 
@@ -476,7 +473,7 @@ def scatter_sub(ref: Readable, indices, updates, use_locking=False, name=None):
 def _spread(v: Any, indices: TensorLike, updates: TensorLike) -> Any:
     """Return zeros of the variable's shape, with the updates added to the rows."""
     rows = convert_to_tensor(updates, v.dtype.base_dtype)
-    return scatter_nd(expand_dims(indices, -1), rows, arrays.shape(v))
+    return scatter_nd(arrays.expand_dims(indices, -1), rows, arrays.shape(v))
 
 
 __all__ = listed(__name__, "batch_gather")

@@ -15,7 +15,7 @@ import numpy as np
 
 import regrad as rg
 from regrad.core.backends import BACKENDS
-from regrad.core.dims import UnknownRank
+from regrad.core.dims import Shape, UnknownRank
 from regrad.core.registry import Op, bind
 from regrad.core.shapes import as_count
 from regrad.core.state import next_id
@@ -38,6 +38,7 @@ from regrad.v1.graph.tf_names import declare
 # -- seeds ---------------------------------------------------------------------------------------
 
 DEFAULT_GRAPH_SEED = 87654321
+Source = NumpySource | JaxSource
 
 
 def set_random_seed(seed: int | None) -> None:
@@ -82,7 +83,7 @@ def _as_seed(seed: int | None) -> int | None:
         raise ArgumentError(f"seed: expected an integer or None, got {brief(seed)}") from None
 
 
-def _source(run: Any, seed: int, seed2: int, stream: int, region: bool) -> Any:
+def _source(run: Any, seed: int, seed2: int, stream: int, region: bool) -> Source:
     """Return an op's source of numbers in a session: a generator, or a key in a traced plan.
 
     The gradient of a region (a branch or a loop's body) runs the region again. The second run
@@ -126,9 +127,7 @@ def _noise(type: str, distribution: str) -> Op:
     return _random_op(f"{type}: shape | dtype T=Tidx", kernel, "", "shape dtype")
 
 
-def _integers(
-    source: Any, low: Any, high: Any, shape: tuple[int, ...], dtype: np.dtype
-) -> np.ndarray:
+def _integers(source: Any, low: Any, high: Any, shape: Shape, dtype: np.dtype) -> np.ndarray:
     if isinstance(low, KNOWN) and isinstance(high, KNOWN):
         if bool(np.greater_equal(low, high)):
             raise InvalidArgumentError(f"Need minval < maxval, got {low} >= {high}")
@@ -136,14 +135,12 @@ def _integers(
     return source.integers(shape, low, high, dtype)
 
 
-def _shuffle(source: NumpySource | JaxSource, value: np.ndarray) -> np.ndarray:
+def _shuffle(source: Source, value: np.ndarray) -> np.ndarray:
     order = source.permutation(len(value))
     return BACKENDS[type(order)].xp.take(value, order, axis=0)
 
 
-def _classes(
-    source: NumpySource | JaxSource, logits: np.ndarray, count: int, dtype: np.dtype
-) -> np.ndarray:
+def _classes(source: Source, logits: np.ndarray, count: int, dtype: np.dtype) -> np.ndarray:
     batch, classes = logits.shape
     noise = source.draw("gumbel", (batch, count, classes), logits.dtype)
     return (logits[:, None, :] + noise).argmax(axis=-1).astype(dtype)

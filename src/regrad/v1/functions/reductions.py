@@ -15,8 +15,7 @@ import numpy as np
 
 import regrad as rg
 from regrad.core.dims import Dim
-from regrad.core.op import TensorLike
-from regrad.core.tensor import Tensor
+from regrad.core.tensor import Tensor, TensorLike
 from regrad.errors import ArgumentError, GraphError
 from regrad.v1 import dtypes
 from regrad.v1.functions.math import add, cast, to_double
