@@ -310,7 +310,7 @@ CALL_ERRORS = {  # of arguments that do not fit, and what says which dtypes do n
     "tf.add(1.0, 2.0, z=3.0)": "add: got an unexpected keyword argument 'z'",
     "tf.constant(1.0) + tf.constant(1)": r"float32.*int32.*tf\.cast",
     "tf.layers.batch_normalization(x, renorm=True)": "renorm",
-    "x[:, x[0] > 0.0]": "a mask cannot be combined",
+    "x[:, x[0] > 0.0]": "a mask must be the only index",
     "tf.global_norm(x)": "t_list should be a sequence",
     "tf.clip_by_global_norm(x, 1.0)": "t_list should be a sequence",
     "tf.sort(x, direction='DOWN')": "direction is 'ASCENDING' or 'DESCENDING', got 'DOWN'",

@@ -174,15 +174,15 @@ def _dtype_of(value: TensorLike) -> np.dtype:
 
 
 def _range(start: Tensor, limit: Tensor, delta: Tensor) -> Any:
-    xs, content = (start, limit, delta), None
+    xs = start, limit, delta
     known = [constant_value(x) if x._data.content is None else x._data.content.item() for x in xs]
-    if any(n is None for n in known):
-        count = None
-    elif not any(isinstance(n, Dim) for n in known):
+    if any(n is None or isinstance(n, Dim) for n in known):
+        # `range(size)` has `size` elements, since a size is not negative
+        is_size = known[::2] == [0, 1] and isinstance(known[1], Dim) and known[1].key[0] == "size"
+        content, count = None, known[1] if is_size else None
+    else:
         content = np.arange(*known)
         count = len(content)
-    else:  # `range(size)` has `size` elements, since a size is not negative
-        count = known[1] if known[::2] == [0, 1] and known[1].key[0] == "size" else None
     y = defer(RANGE, xs, {}, specs=(Spec((count,), start.dtype),))
     if content is not None and content.dtype.kind == "i" and content.size <= 64:
         y._data.content = content.astype(object)

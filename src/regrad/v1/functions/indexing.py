@@ -61,9 +61,7 @@ def _entry(e: Any) -> Any:
     if isinstance(e, Dim):
         return rg_read(arrays.dimension_tensor(e))
     if _is_mask(e):
-        raise ArgumentError(
-            "a mask cannot be combined with other indices: use tf.boolean_mask(x, mask, axis=...)"
-        )
+        raise ArgumentError("a mask must be the only index: use tf.boolean_mask(x, mask, axis=...)")
     if not is_tensor(e):
         return e
     known = _bound(e) if forms.rank_of(e) == 0 else None
@@ -144,15 +142,10 @@ def strided_slice(
     steps = (1,) * len(first) if strides is None else as_sizes(strides)
     index = []
     for i, (b, e, step) in enumerate(zip(first, last, steps, strict=True)):
-        if ellipsis_mask >> i & 1:
-            index.append(...)
-        elif new_axis_mask >> i & 1:
-            index.append(None)
-        elif shrink_axis_mask >> i & 1:
-            index.append(b)
-        else:
-            ends = None if begin_mask >> i & 1 else b, None if end_mask >> i & 1 else e
-            index.append(builtins.slice(*ends, step))
+        ends = None if begin_mask >> i & 1 else b, None if end_mask >> i & 1 else e
+        masks = (ellipsis_mask, ...), (new_axis_mask, None), (shrink_axis_mask, b)
+        chosen = [entry for mask, entry in masks if mask >> i & 1]  # the first has precedence
+        index.append(chosen[0] if chosen else builtins.slice(*ends, step))
     return getitem(input_, tuple(index), name=name or "StridedSlice")
 
 
@@ -287,10 +280,7 @@ def boolean_mask(tensor, mask, name="boolean_mask", axis=None):
         mask = forms.tensor(mask, dtypes.bool, like=x)
         count = forms.rank_of(mask) or 0
         if not count:
-            raise GraphError(
-                "Number of mask dimensions must be specified, even if some dimensions are None, "
-                f"and be 1 or more: {mask}"
-            )
+            raise GraphError(f"boolean_mask: expected a mask of known rank, 1 or more, got {mask}")
         sizes, last = forms.shape_of(x), first + count
         if count > 1 or forms.rank_of(x) is not None:
             TensorShape(sizes[first:last]).assert_is_compatible_with(forms.shape_of(mask))

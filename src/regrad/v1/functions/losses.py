@@ -127,8 +127,7 @@ def _check_weights(weights: Any, losses: Any) -> None:
     if rank != len(expected) or any(differ(w, 1) and differ(w, n) for w, n in pairs):
         raise ShapeError(
             f"weights can not be broadcast to values: the weights' shape is {sizes}, the losses' "
-            f"{expected}. They are a number, or have as many axes as the losses, of their sizes "
-            "or 1."
+            f"{expected}; pass a number, or as many axes as the losses have, of their sizes or 1"
         )
 
 
