@@ -11,7 +11,7 @@ import regrad as rg
 from regrad.core.dims import Dim, UnknownRank, is_known, size_of
 from regrad.core.registry import OPS
 from regrad.core.tensor import Readable, Tensor, TensorLike
-from regrad.errors import ArgumentError, GraphError, IndexRangeError
+from regrad.errors import ArgumentError, GraphError, IndexRangeError, ShapeError
 from regrad.graph.graph import NO_RULE
 from regrad.graph.plan import PlanRun
 from regrad.v1 import dtypes
@@ -310,24 +310,27 @@ def unique(x, out_idx=dtypes.int32, name=None) -> Unique:
     Returns:
         The values `y`, and for each element of x the index `idx` of its value among them.
 
-    A composition of sorts. Source: `tf.unique`.
+    Raises:
+        ShapeError: x does not have rank 1.
+
+    Op type: `Unique`. Source: `tf.unique`.
 
     >>> with tf.Graph().as_default(), tf.Session() as sess:
     ...     y, idx = sess.run(tf.unique([7, 3, 7]))
     >>> y.tolist(), idx.tolist()
     ([7, 3], [0, 1, 0])
     """
-    with forms.scope(name or "Unique", x):
-        x = forms.one_op("StopGradient", None, rg.stop_gradient, x)
-        order = reductions.argsort(x, stable=True)
-        ordered = gather(x, order)
-        first = creation.ones_like(ordered[:1], dtypes.bool)
-        new = arrays.concat([first, math.not_equal(ordered[1:], ordered[:-1])], axis=0)
-        firsts = boolean_mask(order, new)  # first index of each value, in the order of values
-        group = math.subtract(reductions.cumsum(math.cast(new, dtypes.int32)), 1)
-        place = reductions.invert_permutation(reductions.argsort(firsts))
-        idx = gather(gather(place, group), reductions.invert_permutation(order))
-        return Unique(gather(x, reductions.sort(firsts)), math.cast(idx, out_idx))
+    with forms.scope(name or "Unique", x) as whole:
+        y, idx = forms.one_op("Unique", whole, _by_occurrence, x)
+        return Unique(y, math.cast(idx, out_idx))
+
+
+def _by_occurrence(x: Tensor) -> tuple[Tensor, Tensor]:
+    if x.ndim != 1:
+        raise ShapeError(f"unique: expected a tensor of rank 1, got the shape {x.shape}")
+    values, places, inverse, _ = rg.unique_all(x)
+    order = rg.argsort(places)
+    return rg.take(values, order), rg.take(rg.argsort(order), inverse)
 
 
 @written("tf")
