@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from regrad.core.op import TensorLike
+from regrad.core.tensor import TensorLike
 from regrad.v1 import dtypes
 
 def reduce_sum(input_tensor: TensorLike, axis: TensorLike = None, keepdims: bool | None = None,
