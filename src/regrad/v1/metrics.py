@@ -6,7 +6,8 @@ from typing import Any
 
 from regrad.core.tensor import TensorLike
 from regrad.v1 import dtypes
-from regrad.v1.functions import creation, math, reductions
+from regrad.v1.functions import creation, math
+from regrad.v1.functions.reductions import reduce_sum
 from regrad.v1.graph.conversion import convert_to_tensor
 from regrad.v1.graph.graphs import GraphKeys, get_default_graph
 from regrad.v1.graph.variables import Variable
@@ -52,7 +53,7 @@ def mean(
         w = ones if weights is None else math.cast(weights, dtypes.float32) * ones
         total, count = (Variable(0.0, False, KEYS, name=part) for part in ("total", "count"))
         value = math.div_no_nan(total.value(), count.value(), name="value")
-        sums = [v.assign_add(reductions.reduce_sum(y)) for v, y in ((total, x * w), (count, w))]
+        sums = [v.assign_add(reduce_sum(y)) for v, y in ((total, x * w), (count, w))]
         update = math.div_no_nan(*sums, name="update_op")
     graph = get_default_graph()
     graph.add_to_collections(metrics_collections, value)

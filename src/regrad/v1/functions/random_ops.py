@@ -38,7 +38,7 @@ from regrad.v1.graph.tf_names import declare
 # -- seeds ---------------------------------------------------------------------------------------
 
 DEFAULT_GRAPH_SEED = 87654321
-Source = NumpySource | JaxSource
+_Source = NumpySource | JaxSource
 
 
 def set_random_seed(seed: int | None) -> None:
@@ -83,7 +83,7 @@ def _as_seed(seed: int | None) -> int | None:
         raise ArgumentError(f"seed: expected an integer or None, got {brief(seed)}") from None
 
 
-def _source(run: Any, seed: int, seed2: int, stream: int, region: bool) -> Source:
+def _source(run: Any, seed: int, seed2: int, stream: int, region: bool) -> _Source:
     """Return an op's source of numbers in a session: a generator, or a key in a traced plan.
 
     The gradient of a region (a branch or a loop's body) runs the region again. The second run
@@ -135,12 +135,12 @@ def _integers(source: Any, low: Any, high: Any, shape: Shape, dtype: np.dtype) -
     return source.integers(shape, low, high, dtype)
 
 
-def _shuffle(source: Source, value: np.ndarray) -> np.ndarray:
+def _shuffle(source: _Source, value: np.ndarray) -> np.ndarray:
     order = source.permutation(len(value))
     return BACKENDS[type(order)].xp.take(value, order, axis=0)
 
 
-def _classes(source: Source, logits: np.ndarray, count: int, dtype: np.dtype) -> np.ndarray:
+def _classes(source: _Source, logits: np.ndarray, count: int, dtype: np.dtype) -> np.ndarray:
     batch, classes = logits.shape
     noise = source.draw("gumbel", (batch, count, classes), logits.dtype)
     return (logits[:, None, :] + noise).argmax(axis=-1).astype(dtype)

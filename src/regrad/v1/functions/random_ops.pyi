@@ -9,7 +9,7 @@ from regrad.shapes.infer import Spec
 from regrad.v1 import dtypes
 from regrad.v1.graph.tensors import Tensor
 
-Source: TypeAlias = NumpySource | JaxSource
+_Source: TypeAlias = NumpySource | JaxSource
 
 def set_random_seed(seed: int | None) -> None: ...
 def get_seed(op_seed: int | None) -> tuple[int | None, int | None]: ...
