@@ -19,8 +19,9 @@ pytestmark = pytest.mark.usefixtures("graph")
 
 
 # With nothing known of the shape, what even TensorFlow cannot build, or has to be told.
-NEED_RANK = {"boolean_mask", "boolean_mask: columns", "x[mask]", "unique", "slice: by tensors",
-             "segment_mean", "nn.convolution"}  # fmt: skip
+NEED_RANK = {"boolean_mask", "boolean_mask: columns", "boolean_mask: of two axes", "batch_gather",
+             "x[mask]", "x[n] of a size", "unique", "slice: by tensors", "segment_mean",
+             "nn.convolution"}  # fmt: skip
 PAIRS = [
     (row, hidden)
     for row in CALLS
@@ -28,8 +29,7 @@ PAIRS = [
     if not (hidden == "rank hidden" and row.label in NEED_RANK)
     and (row.label, hidden) != ("slice: by tensors", "sizes hidden")
 ]
-# Eager mode computes these of values, and a diagonal that is set has no gradient in a graph.
-NO_GRADIENT = {"segment_sum", "segment_mean", "one_hot: a tensor", "matrix_set_diag"}
+NO_GRADIENT = {"matrix_set_diag"}  # a diagonal that is set has no gradient in a graph
 OPEN = (  # how large the result is, values decide
     "boolean_mask", "confusion_matrix", "range", "segment_", "sequence_mask", "unique",
     "where: places", "x[mask]", "x[i:]", "slice: by tensors",

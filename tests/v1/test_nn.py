@@ -237,6 +237,23 @@ def test_losses_are_collected():
     assert run([total, plain, rest]) == [116.0, 16.0, 100.0]
 
 
+def test_losses_of_eager_tensors_are_in_no_collection():
+    labels, weights = rg.asarray(LABELS), rg.asarray(WEIGHTS)
+    by_weights = rg.grad(lambda w: tf.losses.mean_squared_error(labels, PREDICTIONS, w))(weights)
+    total, count = (ERROR**2 * WEIGHTS).sum(), 3 * (WEIGHTS != 0).sum()
+    near(by_weights.numpy(), (ERROR**2).sum(1, keepdims=True) / count)
+    near(tf.losses.mean_squared_error(LABELS, PREDICTIONS, weights).numpy(), total / count)
+    tf.losses.add_loss(tf.losses.compute_weighted_loss(ERROR, weights))
+    assert tf.losses.get_losses() == []
+
+
+def test_losses_refuse_labels_and_logits_of_other_kinds():
+    refused(lambda: tf.losses.sparse_softmax_cross_entropy([0.0, 1.0], ROWS[:2]), TypeError,
+            "class indices")  # fmt: skip
+    for loss in (tf.losses.softmax_cross_entropy, tf.losses.sparse_softmax_cross_entropy):
+        refused(lambda loss=loss: loss([[1], [0]], [[1], [2]]), TypeError, "logits takes floats")
+
+
 def test_losses_of_predictions_are_computed_in_float32():
     x = tf.constant(ROWS.astype(np.float64))
     assert tf.losses.mean_squared_error(x, x).dtype == tf.float32
@@ -383,6 +400,16 @@ def test_seeds(draw, jit):
     fresh, other = twice(None, None)
     assert fresh != other
     assert twice(1, None) != twice(2, None)
+
+
+@pytest.mark.parametrize(("call", "words"), [
+    (lambda: tf.set_random_seed(1.5), "seed: expected an integer or None, got 1.5"),
+    (lambda: tf.random_normal([2], seed="a"), "seed: expected an integer or None, got 'a'"),
+    (lambda: tf.random_normal([2], 0, 1, tf.int32), "draws floats"),
+    (lambda: tf.random_uniform([2], 0, 1, tf.complex64), "draws floats"),
+])  # fmt: skip
+def test_seeds_are_integers_and_noise_is_of_floats(call, words):
+    refused(call, TypeError, words)
 
 
 def test_ops_of_one_seeded_graph_differ():

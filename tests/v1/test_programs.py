@@ -163,6 +163,23 @@ def test_flags_come_from_the_command_line(clean, monkeypatch):
     refused(lambda: flags.step, AttributeError, "no flag 'step' is defined", "'steps'")
 
 
+@pytest.mark.parametrize(("word", "due"), [
+    ("", True), ("=true", True), ("=YES", True), ("=1", True), ("=False", False), ("=f", False),
+    ("=no", False),
+])  # fmt: skip
+def test_flags_of_booleans_have_a_word_or_none(clean, monkeypatch, word, due):
+    monkeypatch.setattr(sys, "argv", ["p.py", f"--show{word}"])
+    tf.flags.DEFINE_boolean("show", None, "")
+    assert tf.flags.FLAGS.show is due
+
+
+def test_a_flag_of_a_wrong_kind_ends_the_program(clean, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["p.py", "--show=maybe"])
+    tf.flags.DEFINE_boolean("show", True, "")
+    assert refused(lambda: tf.flags.FLAGS.show, SystemExit).code == 2
+    assert "argument --show/-show: invalid boolean value: 'maybe'" in capsys.readouterr().err
+
+
 def test_run_passes_the_other_words_and_exits(clean, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["p.py", "--n", "3", "word"])
     tf.flags.DEFINE_integer("n", 1, "")
@@ -216,10 +233,12 @@ def test_summaries_write_nothing_and_say_so_once(clean, graph, tmp_path):
         assert tf.summary.scalar("a loss:0", tf.constant(1.0)).op.name == "a_loss_0"
         tf.summary.histogram("weights", tf.ones([3]), collections=["mine"])
         merged = tf.summary.merge_all()
+        assert merged.op.name == "Merge/MergeSummary"
         writer = tf.summary.FileWriter(tmp_path / "logs", graph)
     assert len(said) == 1 and said[0].filename == __file__
     with tf.Session() as session:
         assert session.run([merged, tf.constant(2.0)]) == [b"", 2.0]
+    assert writer.get_logdir() == tmp_path / "logs"
     writer.add_summary(b"", 1)
     writer.close()
     assert os.listdir(tmp_path) == []

@@ -46,7 +46,6 @@ from regrad.v1.functions.loops import *
 from regrad.v1.functions.math import *
 from regrad.v1.functions.random_ops import *
 from regrad.v1.functions.reductions import *
-from regrad.v1.functions.scatter import *
 from regrad.v1.graph import control
 from regrad.v1.graph.control import *
 from regrad.v1.graph.conversion import *

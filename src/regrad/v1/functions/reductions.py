@@ -15,14 +15,13 @@ import numpy as np
 
 import regrad as rg
 from regrad.core.dims import Dim
-from regrad.core.op import TensorLike
-from regrad.core.tensor import Tensor
+from regrad.core.tensor import Tensor, TensorLike
 from regrad.errors import ArgumentError, GraphError
 from regrad.v1 import dtypes
 from regrad.v1.functions.math import add, cast, to_double
 from regrad.v1.graph.conversion import convert_to_tensor
 from regrad.v1.graph.forms import axes_of, dtype_of, is_eager, one_op, rank_of, scope, tensor
-from regrad.v1.graph.kinds import BOOLS, INEXACT, NUMBERS, REALS
+from regrad.v1.graph.kinds import BOOLS, INEXACT, INTEGERS, NUMBERS, REALS
 from regrad.v1.graph.rows import define, listed, row
 from regrad.v1.graph.tensors import CONVERSIONS, IndexedSlices, rg_read
 
@@ -143,24 +142,36 @@ def argmin(input, axis=None, name=None, dimension=None, output_type=dtypes.int64
 # -- scans -----------------------------------------------------------------------------------------
 
 
-def _scan(
-    name: str, op_type: str, function: Callable[..., Any], what: str, shown: str
-) -> Callable[..., Any]:
+def _scan(op_type: str, function: Callable[..., Any]) -> Callable[..., Any]:
     def scan(x: Tensor, axis: int, **attrs: Any) -> Tensor:
         # Call the op itself if the rank is unknown, since a nonnegative axis needs no rank.
         direct = axis >= 0 and rank_of(x) is None
         return (rg.find_op(op_type).function if direct else function)(x, axis=axis, **attrs)
 
-    return define(
-        f"tf.{name}(x, axis=0, exclusive=False, reverse=False)",
-        f"{op_type}: * axis | T exclusive reverse Tidx", scan, NUMBERS, "[1.0, 2.0, 4.0]",
-        f"[{shown}]",
-        doc=f"Return the running {what} of the elements along `axis`.", call=_keep_dtype,
-    )  # fmt: skip
+    view = f"{op_type}: * axis | T exclusive reverse Tidx"
+    return row("tf", view, scan, NUMBERS, call=_keep_dtype)
 
 
-cumsum = _scan("cumsum", "Cumsum", rg.cumulative_sum, "sums", "1., 3., 7.")
-cumprod = _scan("cumprod", "Cumprod", rg.cumulative_prod, "products", "1., 2., 8.")
+@_scan("Cumsum", rg.cumulative_sum)
+def cumsum(x, axis=0, exclusive=False, reverse=False):
+    """Return the running sums of the elements along `axis`.
+
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> tf.cumsum(rg.asarray([1.0, 2.0, 4.0]))
+    Tensor([1., 3., 7.], dtype=float32)
+    """
+
+
+@_scan("Cumprod", rg.cumulative_prod)
+def cumprod(x, axis=0, exclusive=False, reverse=False):
+    """Return the running products of the elements along `axis`.
+
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> tf.cumprod(rg.asarray([1.0, 2.0, 4.0]))
+    Tensor([1., 2., 8.], dtype=float32)
+    """
 
 
 # -- sorting ---------------------------------------------------------------------------------------
@@ -172,24 +183,8 @@ def _descends(direction: str) -> bool:
     return direction == "DESCENDING"
 
 
-def _sort(
-    op_type: str, name: str, function: Callable[..., Any], x: TensorLike, direction: bool,
-    **options: Any,
-) -> Any:  # fmt: skip
-    return one_op(op_type, name, function, x, descending=direction, **options)
-
-
-def _argsort(
-    op_type: str, name: str, function: Callable[..., Any], x: TensorLike, direction: bool,
-    **options: Any,
-) -> Any:  # fmt: skip
-    with scope(name, x) as whole:
-        places = _sort(op_type, "places", function, x, direction, **options)
-        return cast(places, dtypes.int32, name=whole)
-
-
-@row("tf", "Sort", rg.sort, REALS, scope="sort", call=_sort, direction=_descends)
-def sort(values, axis=-1, direction="ASCENDING"):
+@row("tf", "Sort", kinds=REALS, scope="sort", direction=_descends)
+def sort(values: Tensor, axis=-1, direction: Any = "ASCENDING"):
     """Return the values sorted along `axis`.
 
     >>> import regrad as rg
@@ -197,13 +192,14 @@ def sort(values, axis=-1, direction="ASCENDING"):
     >>> tf.sort(rg.asarray([3, 9, 1]))
     Tensor([1, 3, 9], dtype=int64)
     """
+    return rg.sort(values, axis=axis, descending=direction)
 
 
-@row(
-    "tf", "ArgSort", rg.argsort, REALS, scope="argsort", call=_argsort, direction=_descends,
-    stable=None,
-)  # fmt: skip
-def argsort(values, axis=-1, direction="ASCENDING", stable=False):
+_int32 = partial(_position, output_type=np.int32)
+
+
+@row("tf", "ArgSort", None, REALS, scope="argsort", call=_int32, direction=_descends, stable=None)
+def argsort(values: Tensor, axis=-1, direction: Any = "ASCENDING", stable=False):
     """Return the int32 indices that sort the values along `axis`. The sort is stable.
 
     >>> import regrad as rg
@@ -211,9 +207,11 @@ def argsort(values, axis=-1, direction="ASCENDING", stable=False):
     >>> tf.argsort(rg.asarray([3, 9, 1]))
     Tensor([2, 0, 1], dtype=int32)
     """
+    return rg.argsort(values, axis=axis, descending=direction)
 
 
-def invert_permutation(x: TensorLike, name: str | None = None) -> Any:
+@row("tf", "ArgSort", rg.argsort, INTEGERS, scope="InvertPermutation", call=_keep_dtype)
+def invert_permutation(x):
     """Return the inverse permutation y, with `y[x[i]] = i`.
 
     Args:
@@ -222,16 +220,10 @@ def invert_permutation(x: TensorLike, name: str | None = None) -> Any:
     Returns:
         A tensor of x's shape and dtype.
 
-    A composition. Source: `tf.invert_permutation`.
-
     >>> with tf.Graph().as_default(), tf.Session() as sess:
     ...     print(sess.run(tf.invert_permutation([2, 0, 1])))
     [1 2 0]
     """
-    with scope(name or "InvertPermutation", x) as whole:
-        x = tensor(x)
-        places = one_op("ArgSort", "places", rg.argsort, x, kinds=REALS, axis=-1)
-        return cast(places, dtype_of(x), name=whole)
 
 
 # -- segments --------------------------------------------------------------------------------------
@@ -261,17 +253,18 @@ def unsorted_segment_mean(data: Tensor, segment_ids: Tensor, num_segments: Any) 
     >>> tf.math.unsorted_segment_mean(data, ids, num_segments=2)
     Tensor([2. , 2.5], dtype=float32)
     """
-    ones = rg.ones_like(segment_ids, dtype=data.dtype)
-    counts = rg.maximum(rg.segment_sum(ones, segment_ids, num_segments), 1)
-    counts = rg.expand_dims(counts, tuple(range(1, 1 + data.ndim - segment_ids.ndim)))
-    return rg.segment_sum(data, segment_ids, num_segments) / counts
+    data, ids = rg.asarray(data), rg.asarray(segment_ids)
+    ones = rg.ones_like(ids, dtype=data.dtype)
+    counts = rg.maximum(rg.segment_sum(ones, ids, num_segments), 1)
+    counts = rg.expand_dims(counts, tuple(range(1, 1 + data.ndim - ids.ndim)))
+    return rg.segment_sum(data, ids, num_segments) / counts
 
 
 def _sum_all_segments(
     op_type: str, name: str, function: Callable[..., Any], data: TensorLike, segment_ids: TensorLike
 ) -> Any:
-    with scope(name, data) as whole:
-        ids = tensor(segment_ids, name="segment_ids")
+    with scope(name, data, segment_ids) as whole:
+        ids = tensor(segment_ids, name="segment_ids", like=data)
         return function(data, ids, _segments(ids), name=whole)
 
 
@@ -316,4 +309,4 @@ def _add_rows(slices: IndexedSlices, dtype: dtypes.DTypeLike | None, name: str |
 
 
 CONVERSIONS[IndexedSlices] = _add_rows
-__all__ = listed(__name__, "invert_permutation")
+__all__ = listed(__name__)

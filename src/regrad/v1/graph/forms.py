@@ -47,8 +47,9 @@ def tensor(
     """
     if is_eager(value) or not is_eager(value, like):
         return value if is_eager(value) else convert_to_tensor(value, dtype, name)
-    array = np.asarray(value)
-    return rg.asarray(array if dtype is None else numbers.under(array, dtypes.to_numpy(dtype)))
+    if dtype is not None:
+        value = numbers.under(np.asarray(value), dtypes.to_numpy(dtype))
+    return rg.asarray(value)
 
 
 def dtype_of(x: TensorLike) -> np.dtype:
