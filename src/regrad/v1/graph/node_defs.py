@@ -29,18 +29,15 @@ class NodeDef(NamedTuple):
 
 def _attr_lines(value: Any) -> list[str]:
     """Return the lines that TensorFlow prints for the value of an attribute."""
-    if isinstance(value, bool):
-        return [f"b: {str(value).lower()}"]
-    if isinstance(value, int | float):
-        return [f"{'i' if isinstance(value, int) else 'f'}: {value}"]
-    if isinstance(value, bytes):
-        return [f's: "{value.decode()}"']
+    if isinstance(value, list | tuple):
+        return ["list {", *[f"  {line}" for item in value for line in _attr_lines(item)], "}"]
     if isinstance(value, np.dtype):
         return [f"type: {_DT.get(value.name, f'DT_{value.name.upper()}')}"]
-    if isinstance(value, list | tuple):
-        items = [f"  {line}" for item in value for line in _attr_lines(item)]
-        return ["list {", *items, "}"]
-    return [f"value: {value}"]
+    if isinstance(value, bytes):
+        return [f's: "{value.decode(errors="backslashreplace")}"']
+    shown = str(value).lower() if isinstance(value, bool) else str(value)
+    return [f"{_KINDS.get(type(value), 'value')}: {shown}"]
 
 
+_KINDS = {bool: "b", int: "i", float: "f"}
 _DT = {"float32": "DT_FLOAT", "float64": "DT_DOUBLE", "float16": "DT_HALF", "object": "DT_STRING"}
