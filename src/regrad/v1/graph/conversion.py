@@ -18,7 +18,7 @@ from regrad.graph.graph import is_symbolic
 from regrad.graph.size_ops import SHAPE
 from regrad.v1 import dtypes
 from regrad.v1.dtypes import DType
-from regrad.v1.graph.graphs import FACES, current_graph
+from regrad.v1.graph.graphs import current_graph
 from regrad.v1.graph.static_shapes import ShapeLike, TensorShape
 from regrad.v1.graph.tensors import CONVERSIONS, Operation, Tensor, face, is_tensor, rg_read
 
@@ -264,6 +264,3 @@ def as_sizes(value: TensorLike) -> Any:
     if value is None:
         raise GraphError("a size is None here; pass a number, -1 or tf.shape(x)[i]")
     return int(value)
-
-
-FACES[object] = convert_to_tensor

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 
@@ -12,11 +12,10 @@ import regrad as rg
 from regrad.core.rule_forms import OpView, as_many
 from regrad.core.tensor import Readable, TensorLike, TensorView
 from regrad.errors import ArgumentError, GraphError, near
-from regrad.graph.graph import Node, Symbol, Symbolic, is_symbolic, tensor_of
+from regrad.graph.graph import Node, Symbol, is_symbolic, tensor_of
 from regrad.v1 import dtypes
 from regrad.v1.dtypes import DType
 from regrad.v1.graph import tf_names
-from regrad.v1.graph.graphs import FACES
 from regrad.v1.graph.node_defs import NodeDef
 from regrad.v1.graph.open_sessions import Runs, default_session
 from regrad.v1.graph.static_shapes import ShapeLike, TensorShape
@@ -74,9 +73,12 @@ class Operation(OpView):
     def _constant(self, name: str, value: Any) -> Tensor:
         graph = self._node.graph
         with graph.name_scope(self.name + "/"):
+            if isinstance(value, np.ndarray):
+                with graph.naming("Const", name):
+                    return face(graph.constant(value))
             if value is None:  # all axes, where the rank is unknown
-                value = AllAxes(face(self._node.xs[0]))
-            return FACES[object](value, name=name)
+                return CONVERSIONS[AllAxes](AllAxes(face(self._node.xs[0])), None, name)
+            return CONVERSIONS[Sequence](value, None, name)
 
     @property
     def outputs(self) -> list[Tensor]:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -135,11 +137,8 @@ class Operation(OpView):
         if isinstance(answer, list | tuple) and len(answer) == count:
             return list(answer)
         answer = as_many(answer, len(inputs), self._node)
-        mine: list[Any] = [None] * count
-        for (_, place), dx in zip(inputs, answer, strict=True):
-            if place is not None:
-                mine[place] = dx
-        return mine
+        found = {place: dx for (_, place), dx in zip(inputs, answer, strict=True)}
+        return [found[i] for i in range(count)]
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Operation) and other._node is self._node
@@ -162,6 +161,18 @@ def operation(node: Node) -> Operation:
 
 
 # -- tensors -------------------------------------------------------------------------------------
+
+NO_VALUE = "the value of {} is known only when the graph runs; fetch it with session.run(x)"
+
+
+def _refusing(message: str) -> Callable[..., Any]:
+    """Return a method that raises. In the message `{}` stands for the tensor."""
+
+    def refuse(self: Tensor, *args: Any, **options: Any) -> NoReturn:
+        """Raise: a symbolic tensor has no value before the run."""
+        raise ArgumentError(message.format(self))
+
+    return refuse
 
 
 class Tensor(TensorView):
@@ -196,6 +207,10 @@ class Tensor(TensorView):
         if node.op.type == "VariableV2":
             return operation(node).variable._read()
         return self._tensor
+
+    def _ref(self) -> Tensor:
+        """Return this tensor, as `Variable._ref` returns the output of the variable's op."""
+        return self
 
     @property
     def _symbol(self) -> Symbol:
@@ -261,50 +276,24 @@ class Tensor(TensorView):
         shape = "" if self.shape.ndims is None else f", shape={self.shape}"
         return f'Tensor("{self.name}"{shape}, dtype={self.dtype.name})'
 
-    if TYPE_CHECKING:
+    __hash__ = object.__hash__  # pyright: ignore[reportAssignmentType] (`==` is elementwise)
 
-        def __hash__(self) -> int: ...
-    else:
-        __hash__ = object.__hash__
-
-    def __bool__(self) -> bool:
-        raise ArgumentError(
-            "Using a `tf.Tensor` as a Python `bool` is not allowed: its value is known only when "
-            "the graph runs. Use `if t is not None:` to test for a missing tensor, and tf.cond "
-            f"or tf.where to choose by its value. ({self})"
-        )
-
-    def __iter__(self) -> Iterator[Any]:
-        raise ArgumentError(
-            f"Tensor objects are not iterable in a graph: use tf.unstack({self.name!r}) or "
-            "tf.while_loop"
-        )
-
-    def __len__(self) -> int:
-        raise ArgumentError(
-            f"len is not defined for a symbolic Tensor ({self.name}); use x.shape[0] or tf.shape(x)"
-        )
-
-    def __float__(self) -> float:
-        raise self._no_value("float(x)")
-
-    def __int__(self) -> int:
-        raise self._no_value("int(x)")
-
-    __index__ = __int__
-
-    def __array__(self, *args: Any, **kwargs: Any) -> Any:
-        raise self._no_value("a NumPy array of it")
-
-    def numpy(self) -> Any:
-        """Raise: a symbolic tensor has no value before the run."""
-        raise self._no_value("numpy()")
-
-    def _no_value(self, what: str) -> ArgumentError:
-        return ArgumentError(
-            f"{what}: the value of {self} is known only when the graph runs; fetch it with "
-            "session.run(x)"
-        )
+    __bool__: Callable[..., Any] = _refusing(
+        "Using a `tf.Tensor` as a Python `bool` is not allowed: its value is known only when "
+        "the graph runs. Use `if t is not None:` to test for a missing tensor, and tf.cond "
+        "or tf.where to choose by its value. ({})"
+    )
+    __iter__: Callable[..., Any] = _refusing(
+        "Tensor objects are not iterable in a graph: use tf.unstack or tf.while_loop for {}"
+    )
+    __len__: Callable[..., Any] = _refusing(
+        "len is not defined for a symbolic Tensor; use x.shape[0] or tf.shape(x)[0] for {}"
+    )
+    __float__: Callable[..., Any] = _refusing(NO_VALUE)
+    __int__: Callable[..., Any] = _refusing(NO_VALUE)
+    __index__: Callable[..., Any] = _refusing(NO_VALUE)
+    __array__: Callable[..., Any] = _refusing(NO_VALUE)
+    numpy: Callable[..., Any] = _refusing(NO_VALUE)
 
 
 def face(y: Any) -> Any:
@@ -369,6 +358,3 @@ class AllAxes(NamedTuple):
     """All axes of a tensor whose rank is known only in the run."""
 
     x: Tensor
-
-
-FACES.update({Node: operation, Symbolic: face})
