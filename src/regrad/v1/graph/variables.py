@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -75,9 +75,7 @@ def _update_kernel(combine: Callable[[Any, Any], Any]) -> Callable[..., Any]:
     return kernel
 
 
-state_op: Callable[..., Any] = partial(
-    graph_op, stateful=True
-)  # makes an op whose kernel receives the run
+state_op = partial(graph_op, stateful=True)  # makes an op whose kernel receives the run
 VARIABLE = state_op("VariableV2", lambda run, dtype, shape: None, attrs="dtype shape")
 ASSIGN = state_op("Assign", _write, "ref value", "key shape")
 ASSIGN_ADD = state_op("AssignAdd", _update_kernel(operator.add), "ref value", "key")
@@ -144,8 +142,7 @@ class Variable(Readable):
                 "a Variable cannot be made inside a branch or a loop; make it before and use it "
                 "inside"
             )
-        self.graph: OpGraph
-        self.graph = graph = get_default_graph()
+        graph = self.graph = get_default_graph()
         self.trainable = trainable
         self.constraint = constraint
         self.use_resource: bool = bool(use_resource)  # reads and writes do not depend on it
@@ -160,13 +157,12 @@ class Variable(Readable):
                 self._variable = face(graph.add(VARIABLE, NO_RULE, (), attrs, specs=[spec]))
             self._key = self._variable._symbol.node.name
             operation(self._variable._symbol.node).variable = self
-            self.initializer: Operation = self._assign(self.initial_value, "Assign").op
+            self.initializer: Operation = self._write(ASSIGN, self.initial_value).op
             self._snapshot = self._new_read("read")
         self._controls = graph.controls
-        for key in collections or (GraphKeys.GLOBAL_VARIABLES,):
-            graph.add_to_collection(key, self)
-        if trainable and GraphKeys.TRAINABLE_VARIABLES not in (collections or ()):
-            graph.add_to_collection(GraphKeys.TRAINABLE_VARIABLES, self)
+        keys = [GraphKeys.GLOBAL_VARIABLES] if collections is None else collections
+        more = [GraphKeys.TRAINABLE_VARIABLES] if trainable else []
+        graph.add_to_collections([*keys, *more], self)
 
     # -- reading ---------------------------------------------------------------------------------
 
@@ -219,51 +215,39 @@ class Variable(Readable):
         self, value: TensorLike, use_locking: bool = False, name: str | None = None
     ) -> Tensor:
         """Return an op that assigns a value to the variable. Fetching it returns the new value."""
-        return self._assign(value, name or "Assign")
+        return self._write(ASSIGN, value, name)
 
     def assign_add(
         self, delta: TensorLike, use_locking: bool = False, name: str | None = None
     ) -> Tensor:
         """Return an op that adds to the variable. Fetching it returns the new value."""
-        return self._update(ASSIGN_ADD, delta, name)
+        return self._write(ASSIGN_ADD, delta, name)
 
     def assign_sub(
         self, delta: TensorLike, use_locking: bool = False, name: str | None = None
     ) -> Tensor:
         """Return an op that subtracts from the variable. Fetching it returns the new value."""
-        return self._update(ASSIGN_SUB, delta, name)
+        return self._write(ASSIGN_SUB, delta, name)
 
-    def _assign(self, value: TensorLike, name: str) -> Tensor:
-        value = self._convert(value, "assign")
-        if self._validate and not self.shape.is_compatible_with(value.shape):
-            raise ShapeError(
-                f"assign to {self.name!r}: its shape is {self.shape}, got {value.shape}. Pass "
-                "validate_shape=False when making the variable if its shape may change."
-            )
-        shape = self._variable._symbol.shape
-        attrs = {"shape": shape if self._validate and is_known(shape) else None}
-        return self._add_write(ASSIGN, value, name, attrs)
-
-    def _update(self, op: Op, delta: TensorLike, name: str | None) -> Tensor:
-        delta = self._convert(delta, op.type)
-        if not self.shape.is_compatible_with(delta.shape):
-            raise ShapeError(
-                f"{op.type} to {self.name!r}: its shape is {self.shape}, got {delta.shape}"
-            )
-        return self._add_write(op, delta, name or op.type)
-
-    def _convert(self, value: TensorLike, what: str) -> Tensor:
-        try:
-            return convert_to_tensor(value, self.dtype.base_dtype)
-        except DTypeError as error:
-            raise DTypeError(f"{what} to {self.name!r}: {error}") from None
-
-    def _add_write(
-        self, op: Op, value: Tensor, name: str, attrs: Mapping[str, Any] | None = None
+    def _write(
+        self, op: Op, value: TensorLike, name: str | None = None, validate: bool = True
     ) -> Tensor:
-        spec = (self._variable if self._validate else value)._symbol.spec
-        xs, attrs = [self._variable._tensor, value._tensor], {"key": self._key, **(attrs or {})}
-        return face(add_op(op, name, xs, attrs, [spec], NO_RULE))
+        """Return an op that changes the variable. If `validate` is false, it may get any shape."""
+        try:
+            value = convert_to_tensor(value, self.dtype.base_dtype)
+        except DTypeError as error:
+            raise DTypeError(f"{op.type} to {self.name!r}: {error}") from None
+        if validate and not self.shape.is_compatible_with(value.shape):
+            raise ShapeError(
+                f"{op.type} to {self.name!r}: its shape is {self.shape}, got {value.shape}."
+                + " Pass validate_shape=False if its shape may change." * (op is ASSIGN)
+            )
+        symbol, attrs = self._variable._symbol, {"key": self._key}
+        if op is ASSIGN:
+            attrs["shape"] = symbol.shape if validate and is_known(symbol.shape) else None
+        spec = symbol.spec if self._validate else value._symbol.spec
+        xs = [self._variable._tensor, value._tensor]
+        return face(add_op(op, name or op.type, xs, attrs, [spec], NO_RULE))
 
     # -- properties ------------------------------------------------------------------------------
 
@@ -351,11 +335,7 @@ def assign(
     ...     print(sess.run(tf.assign(v, [3.0, 4.0])))
     [3. 4.]
     """
-    variable = variable_of(ref)
-    if validate_shape is False:
-        value = variable._convert(value, "assign")
-        return variable._add_write(ASSIGN, value, name or "Assign", {"shape": None})
-    return variable.assign(value, name=name)
+    return variable_of(ref)._write(ASSIGN, value, name, validate_shape is not False)
 
 
 def assign_add(
