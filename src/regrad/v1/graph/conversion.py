@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 
 import regrad as rg
-from regrad.core import numbers
+from regrad.core import dims, numbers
 from regrad.core.dims import Dim, UnknownRank
 from regrad.core.tensor import TensorLike
 from regrad.errors import ArgumentError, DTypeError, GraphError, ShapeError
-from regrad.graph.constants import as_attribute, rely
+from regrad.graph.constants import as_attribute
 from regrad.graph.graph import is_symbolic
 from regrad.graph.size_ops import SHAPE
 from regrad.v1 import dtypes
@@ -227,19 +227,14 @@ def build(
 
 def static_value(value: TensorLike, what: str) -> Any:
     """Return an attribute, such as an axis, as Python ints. A tensor's value must be known."""
-    if isinstance(value, Tensor):
-        content = value._symbol.content
-        if content is None or any(isinstance(n, Dim) for n in content.flat):
-            raise GraphError(
-                f"{what} must be known when the graph is built; {value} is known only in the run"
-            )
-        rely(value._symbol)
-        value = content
-    if isinstance(value, np.ndarray | np.generic):
-        value = value.tolist()
-    if isinstance(value, list | tuple):
-        return tuple(static_value(v, what) for v in value)
-    return value if value is None or isinstance(value, bool) else int(value)
+    if value is None or isinstance(value, bool):
+        return value
+    sizes = as_sizes(value)
+    if [*dims.parts(sizes)]:
+        raise GraphError(
+            f"{what} must be known when the graph is built; {value} is known only in the run"
+        )
+    return sizes
 
 
 def as_sizes(value: TensorLike) -> Any:

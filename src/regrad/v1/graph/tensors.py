@@ -16,13 +16,48 @@ from regrad.graph.graph import Node, Symbol, is_symbolic, tensor_of
 from regrad.v1 import dtypes
 from regrad.v1.dtypes import DType
 from regrad.v1.graph import tf_names
-from regrad.v1.graph.node_defs import NodeDef
 from regrad.v1.graph.open_sessions import Runs, default_session
 from regrad.v1.graph.static_shapes import ShapeLike, TensorShape
 
 __all__ = ["IndexedSlices", "Operation", "Tensor"]
 
 # -- operations ----------------------------------------------------------------------------------
+
+
+class NodeDef(NamedTuple):
+    """The definition of an op, which prints in TensorFlow's text format."""
+
+    name: str
+    op: str  # the op type
+    input: list[str]  # names of inputs and control inputs
+    attr: dict[str, Any]
+    device: str = ""
+
+    def __str__(self) -> str:
+        lines = [f'name: "{self.name}"', f'op: "{self.op}"']
+        lines += [f'input: "{name}"' for name in self.input]
+        for key, value in sorted(self.attr.items()):
+            shown = "\n".join(f"    {line}" for line in _attr_lines(value))
+            lines += ["attr {", f'  key: "{key}"', "  value {", shown, "  }", "}"]
+        return "\n".join(lines) + "\n"
+
+    __repr__ = __str__
+
+
+def _attr_lines(value: Any) -> list[str]:
+    """Return the lines that TensorFlow prints for the value of an attribute."""
+    if isinstance(value, list | tuple):
+        return ["list {", *[f"  {line}" for item in value for line in _attr_lines(item)], "}"]
+    if isinstance(value, np.dtype):
+        return [f"type: {_DT.get(value.name, f'DT_{value.name.upper()}')}"]
+    if isinstance(value, bytes):
+        return [f's: "{value.decode(errors="backslashreplace")}"']
+    shown = str(value).lower() if isinstance(value, bool) else str(value)
+    return [f"{_KINDS.get(type(value), 'value')}: {shown}"]
+
+
+_KINDS = {bool: "b", int: "i", float: "f"}
+_DT = {"float32": "DT_FLOAT", "float64": "DT_DOUBLE", "float16": "DT_HALF", "object": "DT_STRING"}
 
 
 class Operation(OpView):
@@ -175,7 +210,55 @@ def _refusing(message: str) -> Callable[..., Any]:
     return refuse
 
 
-class Tensor(TensorView):
+class InGraph:
+    """The properties of an output of an op: the base class of Tensors and Variables."""
+
+    __slots__ = ()
+    __array_ufunc__ = None  # makes NumPy call __rmul__ for `array * tensor`
+    __array_priority__ = 100
+
+    _symbol: Symbol
+
+    @property
+    def op(self) -> Operation:
+        """The op whose output it is."""
+        return operation(self._symbol.node)
+
+    @property
+    def name(self) -> str:
+        """The name of the op, a colon, and the index of the output."""
+        return self._symbol.name
+
+    @property
+    def graph(self) -> Any:
+        """The graph."""
+        return self._symbol.node.graph.root
+
+    @property
+    def dtype(self) -> DType:
+        """The dtype. A Variable has a reference dtype, such as `float32_ref`."""
+        base = dtypes.of(self._symbol.dtype)
+        return DType(base._dtype, True) if self._symbol.node.op.type == "VariableV2" else base
+
+    @property
+    def shape(self) -> TensorShape:
+        """The static shape."""
+        return TensorShape(self._symbol.shape)
+
+    device = ""
+
+    def get_shape(self) -> TensorShape:
+        """Return the static shape."""
+        return self.shape
+
+    def set_shape(self, shape: ShapeLike) -> None:
+        """Refine the static shape. Raises ValueError if the shapes are incompatible."""
+        merged = self.shape.merge_with(shape)
+        if merged._sizes is not None:
+            self._symbol.refine(merged._sizes)
+
+
+class Tensor(InGraph, TensorView):
     """A value that a graph will compute: `tf.Tensor`.
 
     The operators do not mix dtypes, as in TensorFlow. `==` compares element by element. In
@@ -195,8 +278,6 @@ class Tensor(TensorView):
     """
 
     __slots__ = ("__weakref__", "_tensor")
-    __array_ufunc__ = None  # makes NumPy call __rmul__ for `array * tensor`
-    __array_priority__ = 100
 
     def __init__(self, tensor: rg.Tensor) -> None:
         self._tensor = tensor
@@ -213,51 +294,13 @@ class Tensor(TensorView):
         return self
 
     @property
-    def _symbol(self) -> Symbol:
+    def _symbol(self) -> Symbol:  # pyright: ignore[reportIncompatibleVariableOverride]
         return self._tensor._data
-
-    @property
-    def op(self) -> Operation:
-        """The op that computes this tensor."""
-        return operation(self._symbol.node)
-
-    @property
-    def name(self) -> str:
-        """The name of the op, a colon, and the index of the output."""
-        return self._symbol.name
-
-    @property
-    def graph(self) -> Any:
-        """The graph of the tensor."""
-        return self._symbol.node.graph.root
 
     @property
     def value_index(self) -> int:
         """The index of this tensor among the outputs of its op."""
         return self._symbol.index
-
-    @property
-    def dtype(self) -> DType:
-        """The dtype."""
-        base = dtypes.of(self._symbol.dtype)
-        return DType(base._dtype, True) if self._symbol.node.op.type == "VariableV2" else base
-
-    @property
-    def shape(self) -> TensorShape:
-        """The static shape."""
-        return TensorShape(self._symbol.shape)
-
-    device = ""
-
-    def get_shape(self) -> TensorShape:
-        """The static shape."""
-        return self.shape
-
-    def set_shape(self, shape: ShapeLike) -> None:
-        """Refine the static shape. Raises ValueError if the shapes are incompatible."""
-        merged = self.shape.merge_with(shape)
-        if merged._sizes is not None:
-            self._symbol.refine(merged._sizes)
 
     def consumers(self) -> list[Operation]:
         """Return the ops that read this tensor."""

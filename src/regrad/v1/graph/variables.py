@@ -15,11 +15,11 @@ from regrad.core.state import current
 from regrad.core.tape import rule_in_force
 from regrad.core.tensor import Readable, TensorLike
 from regrad.errors import ArgumentError, DTypeError, GraphError, ShapeError
-from regrad.graph.graph import INNERMOST, NO_RULE, OpGraph, chain, graph_op
+from regrad.graph.graph import INNERMOST, NO_RULE, OpGraph, Symbol, chain, graph_op
 from regrad.graph.plan import PlanRun
 from regrad.shapes.infer import Spec
 from regrad.v1 import errors
-from regrad.v1.dtypes import DType, DTypeLike
+from regrad.v1.dtypes import DTypeLike
 from regrad.v1.graph.control import cond, group
 from regrad.v1.graph.conversion import convert_to_tensor
 from regrad.v1.graph.graphs import (
@@ -31,8 +31,8 @@ from regrad.v1.graph.graphs import (
     get_default_graph,
 )
 from regrad.v1.graph.open_sessions import Runs, default_session
-from regrad.v1.graph.static_shapes import ShapeLike, TensorShape
-from regrad.v1.graph.tensors import Operation, Tensor, face, operation
+from regrad.v1.graph.static_shapes import ShapeLike
+from regrad.v1.graph.tensors import InGraph, Operation, Tensor, face, operation
 
 __all__ = [
     "Variable", "all_variables", "assign", "assign_add", "assign_sub", "global_variables",
@@ -89,7 +89,7 @@ READ.rule = OPS["Identity"].rule
 # -- Variable ------------------------------------------------------------------------------------
 
 
-class Variable(Readable):
+class Variable(InGraph, Readable):
     """A variable of the graph. Each session has its own value of the variable.
 
     Args:
@@ -123,9 +123,6 @@ class Variable(Readable):
     [3, 6] <tf.Variable 'Variable:0' shape=() dtype=int32_ref>
     """
 
-    __array_ufunc__ = None
-    __array_priority__ = 100
-
     def __init__(
         self, initial_value: TensorLike = None, trainable: bool = True,
         collections: Sequence[str] | None = None, validate_shape: bool = True,
@@ -142,7 +139,7 @@ class Variable(Readable):
                 "a Variable cannot be made inside a branch or a loop; make it before and use it "
                 "inside"
             )
-        graph = self.graph = get_default_graph()
+        graph = get_default_graph()
         self.trainable = trainable
         self.constraint = constraint
         self.use_resource: bool = bool(use_resource)  # reads and writes do not depend on it
@@ -249,38 +246,14 @@ class Variable(Readable):
         xs = [self._variable._tensor, value._tensor]
         return face(add_op(op, name or op.type, xs, attrs, [spec], NO_RULE))
 
-    # -- properties ------------------------------------------------------------------------------
-
     @property
-    def name(self) -> str:
-        """The name of the variable's tensor: the op's name and `:0`."""
-        return self._variable.name
-
-    @property
-    def op(self) -> Operation:
-        """The variable's op."""
-        return self._variable.op
-
-    @property
-    def dtype(self) -> DType:
-        """The dtype, a reference dtype such as `float32_ref`."""
-        return self._variable.dtype
-
-    @property
-    def shape(self) -> TensorShape:
-        """The static shape."""
-        return self._variable.shape
-
-    def get_shape(self) -> TensorShape:
-        """Return the static shape."""
-        return self.shape
+    def _symbol(self) -> Symbol:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self._variable._symbol
 
     def set_shape(self, shape: ShapeLike) -> None:
-        """Refine the static shape."""
-        self._variable.set_shape(shape)
+        """Refine the static shape. Raises ValueError if the shapes are incompatible."""
+        super().set_shape(shape)
         self._snapshot.set_shape(shape)
-
-    device = ""
 
     def __repr__(self) -> str:
         return f"<tf.Variable {self.name!r} shape={self.shape} dtype={self.dtype.name}>"
