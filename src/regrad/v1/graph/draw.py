@@ -7,11 +7,13 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from regrad.core.bindings import CountedRule
 from regrad.core.rule import NoGradient, NoRule, place
+from regrad.core.tensor import TensorLike
 from regrad.errors import printable
 from regrad.graph.graph import CONST, Node, OpGraph, Symbol
 from regrad.graph.plan import needed
 from regrad.inspection.drawings import Arrow, Box, BoxKind, Drawing
 from regrad.v1.graph.static_shapes import TensorShape
+from regrad.v1.graph.tensors import node_of
 
 # -- texts of ops --------------------------------------------------------------------------------
 
@@ -45,9 +47,10 @@ def _outputs(node: Node) -> str:
     return ", ".join(f"{_dtype(s)} {_shape(s)}" for s in node.symbols)
 
 
-def _select(graph: OpGraph, of: Sequence[Node] | None) -> list[Node]:
+def _select(graph: OpGraph, of: TensorLike) -> list[Node]:
     """Return all ops of a graph, or only the ops that `of` needs."""
-    return graph.nodes if of is None else needed(of, set())
+    listed = of if isinstance(of, list | tuple) else [of]
+    return graph.nodes if of is None else needed(map(node_of, listed), set())
 
 
 # -- the table -----------------------------------------------------------------------------------
@@ -55,7 +58,7 @@ def _select(graph: OpGraph, of: Sequence[Node] | None) -> list[Node]:
 HEADER = ("name", "type", "output", "rule")
 
 
-def summary(graph: OpGraph, of: Sequence[Node] | None = None) -> str:
+def summary(graph: OpGraph, of: TensorLike = None) -> str:
     """Return a table of the ops: name, type, dtype and shape of the output, and rule.
 
     Args:
@@ -98,7 +101,7 @@ def _type(node: Node) -> str:
 KINDS: dict[str, BoxKind] = {"Placeholder": "input", "VariableV2": "variable", "Const": "constant"}
 
 
-def draw(graph: OpGraph, of: Sequence[Node] | None = None, initializers: bool = False) -> Drawing:
+def draw(graph: OpGraph, of: TensorLike = None, initializers: bool = False) -> Drawing:
     """Return the graph as a `Drawing`, with `svg` (by Graphviz) and `html` (an interactive page).
 
     Args:
@@ -122,7 +125,7 @@ def draw(graph: OpGraph, of: Sequence[Node] | None = None, initializers: bool = 
     )
 
 
-def to_dot(graph: OpGraph, of: Sequence[Node] | None = None) -> str:
+def to_dot(graph: OpGraph, of: TensorLike = None) -> str:
     """Return the source of a picture of the graph for the program `dot`, with all scopes open.
 
     Args:
@@ -134,7 +137,7 @@ def to_dot(graph: OpGraph, of: Sequence[Node] | None = None) -> str:
 
 
 def to_svg(
-    graph: OpGraph, path: str | os.PathLike[str] | None = None, of: Sequence[Node] | None = None
+    graph: OpGraph, path: str | os.PathLike[str] | None = None, of: TensorLike = None
 ) -> str:
     """Return the picture of `draw` as SVG, and write it to `path` if the caller passes one.
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import re
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
@@ -23,11 +22,10 @@ from regrad.core.state import current
 from regrad.core.tape import rule_in_force
 from regrad.core.tensor import TensorLike
 from regrad.errors import ArgumentError, GraphError, UnknownOpError, UnusedOverrideWarning, near
-from regrad.graph.graph import INNERMOST, Node, is_symbolic
-from regrad.inspection.drawings import Drawing
+from regrad.graph.graph import INNERMOST, Node
 from regrad.shapes.infer import Spec
 from regrad.v1.graph import draw
-from regrad.v1.graph.tensors import Operation, Tensor, face, is_tensor, operation, rg_read
+from regrad.v1.graph.tensors import Operation, Tensor, face, node_of, operation
 from regrad.v1.graph.tf_op_types import is_never_made
 
 __all__ = [
@@ -175,21 +173,7 @@ class Graph(engine.OpGraph):
 
     # -- seeing it -------------------------------------------------------------------------------
 
-    def summary(self, of: TensorLike = None) -> str:
-        """Return a table of the ops and their rules; see `regrad.v1.graph.draw.summary`."""
-        return draw.summary(self, nodes_of(of))
-
-    def to_dot(self, of: TensorLike = None) -> str:
-        """Return the graph in Graphviz's language; see `regrad.v1.graph.draw.to_dot`."""
-        return draw.to_dot(self, nodes_of(of))
-
-    def draw(self, of: TensorLike = None, initializers: bool = False) -> Drawing:
-        """Return the graph as an interactive picture; see `regrad.v1.graph.draw.draw`."""
-        return draw.draw(self, nodes_of(of), initializers)
-
-    def to_svg(self, path: str | os.PathLike[str] | None = None, of: TensorLike = None) -> str:
-        """Return the graph as a picture that Graphviz draws; see `regrad.v1.graph.draw.to_svg`."""
-        return draw.to_svg(self, path, nodes_of(of))
+    summary, to_dot, draw, to_svg = draw.summary, draw.to_dot, draw.draw, draw.to_svg
 
     def _repr_svg_(self) -> str | None:
         return self.draw()._repr_svg_()
@@ -426,23 +410,6 @@ def add_op(
         rule = op.rule if state is None else rule_in_force(state, op, xs, graph.root)
     with graph.naming(op.type, name):
         return engine.put_down(graph, op, rule, xs, attrs, layout, specs)
-
-
-def node_of(x: TensorLike) -> Node:
-    """Return the node of a tensor, an op or a Variable."""
-    if isinstance(x, Operation):
-        return x._node
-    tensor = x._tensor if isinstance(x, Tensor) else rg_read(x) if is_tensor(x) else x
-    if not is_symbolic(tensor):
-        raise ArgumentError(f"expected a tensor or an op, got {x!r:.60}")
-    return tensor._data.node
-
-
-def nodes_of(xs: TensorLike) -> list[Node] | None:
-    """Return the nodes of some tensors and ops; None for None."""
-    if xs is None:
-        return None
-    return [node_of(x) for x in (xs if isinstance(xs, list | tuple) else [xs])]
 
 
 def name_scope(

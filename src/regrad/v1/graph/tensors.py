@@ -372,6 +372,16 @@ def rg_read(value: TensorLike) -> rg.Tensor:
     return value if isinstance(value, rg.Tensor) else type(value)._read(value)
 
 
+def node_of(x: TensorLike) -> Node:
+    """Return the node of a tensor, an op or a Variable."""
+    if isinstance(x, Operation):
+        return x._node
+    tensor = x._tensor if isinstance(x, Tensor) else rg_read(x) if is_tensor(x) else x
+    if not is_symbolic(tensor):
+        raise ArgumentError(f"expected a tensor or an op, got {x!r:.60}")
+    return tensor._data.node
+
+
 @dataclass(eq=False, repr=False)
 class IndexedSlices:
     """Rows of a tensor: `values[i]` is added to row `indices[i]`. A rule may return IndexedSlices.
