@@ -41,7 +41,8 @@ class ParameterBinding(OpBinding):
 
     def selects(self, variable: Any) -> bool:
         """Return whether the key names a Variable."""
-        step = ChainStep((variable.name,), variable)
+        # (a Variable of regrad.v1 is called `w:0`)
+        step = ChainStep((variable.name, variable.name.removesuffix(":0")), variable)
         found = any(matches(entry, step) for entry in entries(self.selector.parameter))
         if not found:
             self.others[variable.name] = None

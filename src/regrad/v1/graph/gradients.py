@@ -220,6 +220,11 @@ def _source(x: TensorLike) -> Symbol:
     symbol = own._ref()._symbol
     if graph.outer is None or symbol.node.graph is graph:
         return symbol
+    if getattr(own, "_ruled", None):
+        raise GraphError(
+            f"rg.at(parameter={own.op.name!r}): the rule of a Variable does not apply to "
+            "tf.gradients inside of a branch or loop. Call tf.gradients outside of it."
+        )
     return graph.entering(own._read())._data
 
 

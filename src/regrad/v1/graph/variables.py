@@ -4,18 +4,25 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from copy import copy
 from functools import partial
 from typing import Any
 
 import numpy as np
 
+from regrad.core.bindings import CountedRule, WrappedRule
+from regrad.core.callers import find_caller
 from regrad.core.dims import is_known
+from regrad.core.dispatch import PARAMETER
+from regrad.core.parameters import binding_of
+from regrad.core.placed import Placed
 from regrad.core.registry import OPS, Input, Op
+from regrad.core.rule import Rule
 from regrad.core.state import current
 from regrad.core.tape import rule_in_force
 from regrad.core.tensor import Readable, TensorLike
 from regrad.errors import ArgumentError, DTypeError, GraphError, ShapeError
-from regrad.graph.graph import INNERMOST, NO_RULE, OpGraph, Symbol, chain, graph_op
+from regrad.graph.graph import INNERMOST, NO_RULE, OpGraph, Symbol, chain, graph_op, put_down
 from regrad.graph.plan import PlanRun
 from regrad.shapes.infer import Spec
 from regrad.v1 import errors
@@ -84,6 +91,28 @@ IS_INITIALIZED = state_op("IsVariableInitialized", _is_set, "ref", "key")
 # As in TensorFlow, a read is an Identity to rules and overrides. Only its kernel differs.
 READ = Op("Identity", "identity", read_state, [Input("x", "one")], ["key"], stateful=True)
 READ.rule = OPS["Identity"].rule
+
+
+class _RuleOfRead(WrappedRule):
+    """The rule of a scope for a read of a Variable. Its input is the value of the variable."""
+
+    def __init__(self, rule: Rule, variable: Variable) -> None:
+        super().__init__(rule)
+        self.variable = variable
+
+    def pull(self, record: Any, dy: Any, wanted: Sequence[int]) -> Any:
+        seen = copy(record)
+        seen.xs = (record.y if record.op is READ else self.variable._snapshot._tensor,)
+        return self.rule.pull(seen, dy, wanted)
+
+
+def _of_value(rule: Rule, variable: Variable) -> Rule:
+    """Return a rule for an op of a Variable. If the rule is one of a scope, it gets the value."""
+    if not isinstance(rule, CountedRule):
+        return rule
+    made = copy(rule)
+    made.rule = _RuleOfRead(rule.rule, variable)
+    return made
 
 
 # -- Variable ------------------------------------------------------------------------------------
@@ -155,8 +184,10 @@ class Variable(InGraph, Readable):
             self._key = self._variable._symbol.node.name
             operation(self._variable._symbol.node).variable = self
             self.initializer: Operation = self._write(ASSIGN, self.initial_value).op
-            self._snapshot = self._new_read("read")
+            self._snapshot = self._new_read(self._variable)
         self._controls = graph.controls
+        self._ruled: dict[Any, Tensor] = {}  # copies of `_variable` for scopes, by rule
+        self._reads = {self._variable: self._snapshot}
         keys = [GraphKeys.GLOBAL_VARIABLES] if collections is None else collections
         more = [GraphKeys.TRAINABLE_VARIABLES] if trainable else []
         graph.add_to_collections([*keys, *more], self)
@@ -170,26 +201,50 @@ class Variable(InGraph, Readable):
         """Return the output of the variable's op, which is the variable and not its value."""
         return self._variable
 
-    def _new_read(self, name: str, graph: OpGraph | None = None) -> Tensor:
+    def _source(self) -> Tensor:
+        """Return the tensor to read: `_ref`, or its copy for the scope with a rule for it.
+
+        The gradients of all reads in the scope arrive at the copy, and its gradient is the rule.
+        """
+        overrides = ((state := current()) and state.overrides) or {}
+        types = PARAMETER.type, (self.graph, PARAMETER.type)  # (in any graph, or only in this one)
+        mine = {k: b for k, b in overrides.items() if isinstance(k, Placed) and k.op_type in types}
+        binding = binding_of(self, mine) if mine else None
+        if binding is None:
+            return self._variable
+        if binding.rule not in self._ruled:
+            counted = binding.counted_at(find_caller(), self.op.name)
+            counted.hit.add(self._symbol.shape)
+            made = PARAMETER, _of_value(counted, self), (self._variable._tensor,), {}
+            names = self.graph.name_scope(f"{self.op.name}/")
+            with OpGraph.control_dependencies(self.graph, None), names:
+                copied = face(put_down(self.graph, *made, specs=[self._symbol.spec]))
+            copied.op.variable = self
+            self._ruled[binding.rule] = copied
+        return self._ruled[binding.rule]
+
+    def _new_read(self, ref: Tensor, graph: OpGraph | None = None) -> Tensor:
         graph = graph or current_graph()
         region = graph if self.graph in chain(graph) else self.graph
-        ref = region.entering(self._variable._tensor)
-        state = current()
-        rule = READ.rule if state is None else rule_in_force(state, READ, (ref,), self.graph)
-        spec = self._variable._symbol.spec
-        with region.naming("Identity", name):
-            return face(region.add(READ, rule, (ref,), {"key": self._key}, specs=[spec]))
+        x, state = region.entering(ref._tensor), current()
+        rule = READ.rule if state is None else rule_in_force(state, READ, (x,), self.graph)
+        with region.naming("Identity", "read"):
+            attrs, specs = {"key": self._key}, [self._symbol.spec]
+            return face(region.add(READ, _of_value(rule, self), (x,), attrs, specs=specs))
 
     def value(self) -> Tensor:
         """Return the value as a tensor, read after the open control dependencies, if any."""
+        ref = self._source()
         for graph in chain(current_graph()):
             if graph.controls and graph.controls != self._controls:
-                return self._new_read("read", graph)
-        return self._snapshot
+                return self._new_read(ref, graph)
+        if ref not in self._reads:
+            self._reads[ref] = self._new_read(ref, self.graph)
+        return self._reads[ref]
 
     def read_value(self) -> Tensor:
         """Return a new op that reads the value after the open control dependencies."""
-        return self._new_read("read")
+        return self._new_read(self._source())
 
     def initialized_value(self) -> Tensor:
         """Return the value, or the initial value if the variable is uninitialized."""
