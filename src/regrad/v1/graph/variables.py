@@ -10,14 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from regrad.core.bindings import CountedRule, WrappedRule
+from regrad.core.bindings import CountedRule
 from regrad.core.callers import find_caller
 from regrad.core.dims import is_known
-from regrad.core.dispatch import PARAMETER
-from regrad.core.parameters import binding_of
-from regrad.core.placed import Placed
+from regrad.core.parameters import PARAMETER, binding_of
 from regrad.core.registry import OPS, Input, Op
-from regrad.core.rule import Rule
 from regrad.core.state import current
 from regrad.core.tape import rule_in_force
 from regrad.core.tensor import Readable, TensorLike
@@ -93,26 +90,17 @@ READ = Op("Identity", "identity", read_state, [Input("x", "one")], ["key"], stat
 READ.rule = OPS["Identity"].rule
 
 
-class _RuleOfRead(WrappedRule):
+class _RuleOfRead(CountedRule):
     """The rule of a scope for a read of a Variable. Its input is the value of the variable."""
 
-    def __init__(self, rule: Rule, variable: Variable) -> None:
-        super().__init__(rule)
+    def __init__(self, rule: CountedRule, variable: Variable) -> None:
+        super().__init__(rule.rule, rule.hit, rule.key, rule.once)
         self.variable = variable
 
     def pull(self, record: Any, dy: Any, wanted: Sequence[int]) -> Any:
         seen = copy(record)
         seen.xs = (record.y if record.op is READ else self.variable._snapshot._tensor,)
-        return self.rule.pull(seen, dy, wanted)
-
-
-def _of_value(rule: Rule, variable: Variable) -> Rule:
-    """Return a rule for an op of a Variable. If the rule is one of a scope, it gets the value."""
-    if not isinstance(rule, CountedRule):
-        return rule
-    made = copy(rule)
-    made.rule = _RuleOfRead(rule.rule, variable)
-    return made
+        return super().pull(seen, dy, wanted)
 
 
 # -- Variable ------------------------------------------------------------------------------------
@@ -206,16 +194,15 @@ class Variable(InGraph, Readable):
 
         The gradients of all reads in the scope arrive at the copy, and its gradient is the rule.
         """
-        overrides = ((state := current()) and state.overrides) or {}
-        types = PARAMETER.type, (self.graph, PARAMETER.type)  # (in any graph, or only in this one)
-        mine = {k: b for k, b in overrides.items() if isinstance(k, Placed) and k.op_type in types}
-        binding = binding_of(self, mine) if mine else None
+        state = current()
+        overrides = state and state.overrides
+        binding = binding_of(self, overrides, self.graph) if overrides else None
         if binding is None:
             return self._variable
         if binding.rule not in self._ruled:
             counted = binding.counted_at(find_caller(), self.op.name)
             counted.hit.add(self._symbol.shape)
-            made = PARAMETER, _of_value(counted, self), (self._variable._tensor,), {}
+            made = PARAMETER, _RuleOfRead(counted, self), (self._variable._tensor,), {}
             names = self.graph.name_scope(f"{self.op.name}/")
             with OpGraph.control_dependencies(self.graph, None), names:
                 copied = face(put_down(self.graph, *made, specs=[self._symbol.spec]))
@@ -228,9 +215,10 @@ class Variable(InGraph, Readable):
         region = graph if self.graph in chain(graph) else self.graph
         x, state = region.entering(ref._tensor), current()
         rule = READ.rule if state is None else rule_in_force(state, READ, (x,), self.graph)
+        rule = _RuleOfRead(rule, self) if isinstance(rule, CountedRule) else rule
+        attrs, specs = {"key": self._key}, [self._symbol.spec]
         with region.naming("Identity", "read"):
-            attrs, specs = {"key": self._key}, [self._symbol.spec]
-            return face(region.add(READ, _of_value(rule, self), (x,), attrs, specs=specs))
+            return face(region.add(READ, rule, (x,), attrs, specs=specs))
 
     def value(self) -> Tensor:
         """Return the value as a tensor, read after the open control dependencies, if any."""
