@@ -59,31 +59,28 @@ def read_state(run: PlanRun, ref: Any, key: str) -> Any:
         ) from None
 
 
-def _write(
-    run: PlanRun, ref: Any, value: np.ndarray, key: str, shape: tuple[int, ...] | None
-) -> Any:
-    if shape is not None and np.shape(value) != shape:
-        raise ShapeError(f"assign to {key!r}: expected the shape {shape}, got {np.shape(value)}")
-    return run.write(key, value)
-
-
 def _is_set(run: PlanRun, ref: Any, key: str) -> np.ndarray:
     return np.asarray(key in run.written or key in run.variables)
 
 
-def _update_kernel(combine: Callable[[Any, Any], Any]) -> Callable[..., Any]:
-    def kernel(run: PlanRun, ref: Any, value: np.ndarray, key: str) -> Any:
-        old = read_state(run, ref, key)
-        return _write(run, ref, combine(old, value), key, old.shape)
+def _writing(combine: Callable[[Any, Any], Any] | None = None) -> Callable[..., Any]:
+    """Return the kernel that writes a value, or the old value combined with it."""
+
+    def kernel(run: PlanRun, ref: Any, value: Any, key: str, shape: Any = None) -> Any:
+        old = None if combine is None else read_state(run, ref, key)
+        due = shape if old is None else old.shape
+        if due is not None and np.shape(value) != due:
+            raise ShapeError(f"a write to {key!r}: expected the shape {due}, got {np.shape(value)}")
+        return run.write(key, value if combine is None else combine(old, value))
 
     return kernel
 
 
 state_op = partial(graph_op, stateful=True)  # makes an op whose kernel receives the run
 VARIABLE = state_op("VariableV2", lambda run, dtype, shape: None, attrs="dtype shape")
-ASSIGN = state_op("Assign", _write, "ref value", "key shape")
-ASSIGN_ADD = state_op("AssignAdd", _update_kernel(operator.add), "ref value", "key")
-ASSIGN_SUB = state_op("AssignSub", _update_kernel(operator.sub), "ref value", "key")
+ASSIGN = state_op("Assign", _writing(), "ref value", "key shape")
+ASSIGN_ADD = state_op("AssignAdd", _writing(operator.add), "ref value", "key")
+ASSIGN_SUB = state_op("AssignSub", _writing(operator.sub), "ref value", "key")
 IS_INITIALIZED = state_op("IsVariableInitialized", _is_set, "ref", "key")
 # As in TensorFlow, a read is an Identity to rules and overrides. Only its kernel differs.
 READ = Op("Identity", "identity", read_state, [Input("x", "one")], ["key"], stateful=True)
