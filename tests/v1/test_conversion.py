@@ -8,6 +8,7 @@ import pytest
 import regrad as rg
 import regrad.v1 as tf
 from regrad.errors import DTypeError
+from regrad.v1.graph import conversion
 from tests.helpers.rows import refused
 from tests.helpers.v1_session import run
 
@@ -119,7 +120,8 @@ def test_operands_of_different_dtypes():
     words = "Input 1 of 'AddV2' has another dtype than float32", "dtype int32"
     refused(lambda: tf.add(x, i), TypeError, *words)
     refused(lambda: tf.add(1, 2.5), TypeError, "Input 1", "Expected int32, got 2.5")
-    refused(lambda: tf.add("a", [object()]), TypeError, "holds numbers, bools or strings")
+    refused(lambda: tf.add("a", [object()]), TypeError, "Input 1.*holds numbers, bools or strings")
+    refused(lambda: tf.add([object()], "a"), TypeError, "^(?!.*Input).*holds numbers, bools or")
     assert [c.name for c in tf.add(1.0, 2.0, name="sum").op.inputs] == ["sum/x:0", "sum/y:0"]
 
 
@@ -131,6 +133,10 @@ def test_eager_tensors_stay_eager_among_numbers():
     assert isinstance(
         tf.reshape(rg.tensor([1.0, 2.0]), rg.tensor([2, 1], dtype=rg.int32)), rg.Tensor
     )
+    x = rg.tensor([1.0, 2.0])
+    assert conversion.same_dtype("add", x, 3.0) == [x, 3.0]
+    assert conversion.build("Mul", None, rg.multiply, x, 3.0).tolist() == [3.0, 6.0]
+    assert run(tf.reshape(tf.ones([2]), tf.TensorShape([2, 1]))).shape == (2, 1)
 
 
 def test_a_static_value_must_be_known():

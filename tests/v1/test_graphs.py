@@ -308,6 +308,31 @@ def test_a_scope_of_a_graph_checks_its_map(graph):
     refused(scope.__enter__, AttributeError, "can be entered only once; make a new one")
 
 
+@pytest.mark.parametrize(("rule", "due"), [
+    ("Identity", [5.0, 5.0]), ("Sigmoid", [0.0, -10.0]),  # (y (1 - y) of y = 1 and y = -1)
+])  # fmt: skip
+def test_names_of_rules_apply_on_tapes_and_in_forward_mode(graph, rule, due):
+    x, t = tf.constant([1.0, -2.0]), tf.constant([5.0, 5.0])
+    with graph.gradient_override_map({"Sign": rule}):
+        by_tape = rg.grad(lambda x: rg.sum(rg.sign(x) * t))(x)
+        forward = rg.jvp(rg.sign, [x], [t])[1]
+    found = run([tf.convert_to_tensor(by_tape), tf.convert_to_tensor(forward)])
+    assert [y.tolist() for y in found] == [due, due]
+
+
+def test_rules_may_use_the_gradient_of_an_op_with_inputs_that_only_tensorflow_has(graph):
+    x, own = tf.constant([1.0, -2.0]), rg.rules.builtin("Sum")
+    with graph.gradient_override_map({"Sum": lambda op, dy: [3.0 * own.of(op, dy)[0], None]}):
+        y = tf.reduce_sum(x)
+    assert run(tf.gradients(y, x)[0]).tolist() == [3.0, 3.0]
+
+
+def test_the_gradients_of_a_graph_are_traced(session):
+    x = tf.constant([1.0, -2.0])
+    trace = tf.trace_gradients(tf.reduce_sum(x * x), x)
+    assert [(step.op_type, step.path) for step in trace.steps] == [("Sum", "Sum"), ("Mul", "mul")]
+
+
 def test_summaries_of_a_part_of_a_graph(graph):
     x, v = tf.constant(1.0, name="x"), tf.Variable(1.0, name="v")
     y = tf.negative(x, name="y")
@@ -320,6 +345,10 @@ def test_summaries_of_a_part_of_a_graph(graph):
 
 
 # -- gradients -----------------------------------------------------------------------------------
+
+
+def uses_v(x):
+    return x * tf.get_variable("v", initializer=1.0, use_resource=True), lambda dy, variables: [dy]
 
 
 @pytest.mark.parametrize(("call", "error", "words"), [
@@ -336,6 +365,7 @@ def test_summaries_of_a_part_of_a_graph(graph):
     (lambda x: tf.custom_gradient(lambda x: (x, lambda dy: dy))(x=x), ValueError, "positional"),
     (lambda x: tf.custom_gradient(lambda x: ([], lambda dy: dy))(x), TypeError, "no tensors"),
     (lambda x: tf.custom_gradient(lambda x: x)(x), TypeError, "must return a pair"),
+    (lambda x: tf.gradients(tf.custom_gradient(uses_v)(x), x), ValueError, "uses variables"),
     (lambda x: tf.RegisterGradient(3), TypeError, "op_type must be a string"),
     (lambda x: tf.NotDifferentiable(3), TypeError, "op_type must be a string"),
     (lambda x: tf.NotDifferentiable("Sign"), KeyError, "taken already by an op type"),

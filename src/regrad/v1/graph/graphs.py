@@ -306,9 +306,6 @@ class LateRule(Rule):
     def keeps(self, wanted: frozenset[int]) -> tuple[frozenset[int], bool]:
         return frozenset(range(len(self.op.inputs))), True
 
-    def linear_in(self, wanted: frozenset[int]) -> bool:
-        return self.found("").linear_in(wanted)
-
     def found(self, where: str) -> Rule:
         """Return the rule. Raises a LookupError that names the op and the missing registration."""
         if self._found is None:
