@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from itertools import accumulate
 
 from regrad.core.bindings import CountedRule
 from regrad.core.rule import NoGradient, NoRule, place
+from regrad.core.tensor import TensorLike
 from regrad.errors import printable
 from regrad.graph.graph import CONST, Node, OpGraph
 from regrad.graph.plan import needed
 from regrad.inspection.drawings import Arrow, Box, BoxKind, Drawing
 from regrad.v1 import dtypes
 from regrad.v1.graph.static_shapes import TensorShape
+from regrad.v1.graph.tensors import node_of
 
 KINDS: dict[str, BoxKind] = {"Placeholder": "input", "VariableV2": "variable", "Const": "constant"}
 
@@ -34,12 +36,13 @@ def cells(node: Node) -> tuple[str, str, str, str]:
     return node.name, node.op.type.lstrip("_"), ", ".join(outputs), rule_name
 
 
-def _select(graph: OpGraph, of: Sequence[Node] | None) -> list[Node]:
+def _select(graph: OpGraph, of: TensorLike) -> list[Node]:
     """Return all ops of a graph, or only the ops that `of` needs."""
-    return graph.nodes if of is None else needed(of, set())
+    listed = of if isinstance(of, list | tuple) else [of]
+    return graph.nodes if of is None else needed(map(node_of, listed), set())
 
 
-def summary(graph: OpGraph, of: Sequence[Node] | None = None) -> str:
+def summary(graph: OpGraph, of: TensorLike = None) -> str:
     """Return a table of the ops: name, type, dtype and shape of the output, and rule.
 
     Args:
@@ -70,7 +73,7 @@ def summary(graph: OpGraph, of: Sequence[Node] | None = None) -> str:
     return "\n".join([*lines, f"{len(nodes)} ops, {count} overridden (*)"])
 
 
-def draw(graph: OpGraph, of: Sequence[Node] | None = None) -> Drawing:
+def draw(graph: OpGraph, of: TensorLike = None) -> Drawing:
     """Return the graph as a `Drawing`, with `svg` (by Graphviz) and `html` (an interactive page).
 
     Args:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
 from regrad.core import dims
-from regrad.core.registry import Op
 from regrad.core.tensor import Tensor, TensorLike
 from regrad.errors import IndexRangeError, ShapeError
 from regrad.graph.graph import CONST, defer, graph_op, is_symbolic
@@ -56,46 +57,39 @@ def ensure(what: str, x: Tensor, shape: dims.Shape) -> Tensor:
     return defer(ENSURE_SHAPE, (x,), {"shape": shape}, specs=[Spec(known, x.dtype)])
 
 
-def _check_indices(xp: Any, x: Any, what: str) -> Any:
-    if x.size and x.min() < 0:
-        raise IndexRangeError(f"{what}: the index {x.min()} is negative")
-    return x
+def _check(
+    type: str, is_wrong: Callable[[Any], Any], error: Callable[[str], Exception], why: str
+) -> Callable[[str, TensorLike], Any]:
+    """Return a function of integers that returns them if none is wrong, and otherwise raises.
 
+    A private op checks integers that are known only in the run.
+    """
 
-def _check_divisor(xp: Any, x: Any, what: str) -> Any:
-    if not x.all():
-        raise ShapeError(f"{what}: Integer division by zero")
-    return x
-
-
-def _check(type: str, kernel: Callable[..., Any]) -> Op:
-    """Make a private op that returns its input if the check passes."""
-    return graph_op(type, kernel, "x", "what", name=type.lstrip("_"))
-
-
-INDICES, DIVISOR = _check("_Indices", _check_indices), _check("_Divisor", _check_divisor)
-
-
-def indices_from_zero(what: str, x: TensorLike) -> Any:
-    """Return indices, checked to be nonnegative. (regrad counts negative ones from the end.)"""
-    if not is_symbolic(x):
+    def kernel(xp: Any, x: Any, what: str) -> Any:
+        if np.any(is_wrong(x)):
+            raise error(f"{what}: {why.format(np.min(x))}")
         return x
-    content = x._data.content
-    if content is not None and all(isinstance(n, int) and n >= 0 for n in content.flat):
-        return x
-    y = defer(INDICES, (x,), {"what": what}, specs=[x._data.spec])
-    y._data.content = content
-    return y
+
+    op = graph_op(type, kernel, "x", "what", name=type.lstrip("_"))
+
+    def check(what: str, x: TensorLike) -> Any:
+        if not is_symbolic(x) or x._data.dtype.kind not in "iu":
+            return x
+        content = x._data.content
+        if content is not None and all(
+            isinstance(n, int) and not is_wrong(n) for n in content.flat
+        ):
+            return x
+        y = defer(op, (x,), {"what": what}, specs=[x._data.spec])
+        y._data.content = content
+        return y
+
+    return check
 
 
-def whole_divisor(what: str, x: TensorLike) -> Any:
-    """Return a divisor, checked to be nonzero if it is an integer."""
-    if not is_symbolic(x) or x._data.dtype.kind not in "iu":
-        return x
-    content = x._data.content
-    if content is not None and all(isinstance(n, int) and n for n in content.flat):
-        return x
-    return defer(DIVISOR, (x,), {"what": what}, specs=[x._data.spec])
+# Indices must not be negative (regrad counts negative ones from the end), divisors not zero.
+indices_from_zero = _check("_Indices", lambda n: n < 0, IndexRangeError, "the index {} is negative")
+whole_divisor = _check("_Divisor", lambda n: n == 0, ShapeError, "Integer division by zero")
 
 
 def alike(what: str, labels: Tensor, predictions: Tensor) -> tuple[Tensor, Tensor]:

@@ -375,12 +375,12 @@ def _fed_value(symbol: Symbol, value: TensorLike) -> np.ndarray:
 def _as_fed(symbol: Symbol, value: TensorLike) -> np.ndarray:
     if isinstance(value, rg.Tensor):
         value = value.numpy()
+    if symbol.dtype.kind == "O" and value is not None:
+        return as_array(value, dtypes.string)
     if isinstance(value, np.ndarray) and value.dtype == symbol.dtype:
         return value
     if value is None:  # NumPy would convert it to NaN
         raise ArgumentError(f"feed_dict: {symbol.name} is fed with None, expected a value")
-    if symbol.dtype.kind == "O":
-        return as_array(value, dtypes.string)
     try:
         return np.asarray(value, dtype=symbol.dtype)
     except (OverflowError, TypeError, ValueError) as error:
