@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import io
 import math
+import os
 import zipfile
 from collections.abc import Iterable, Mapping
 from functools import partial
@@ -18,9 +19,10 @@ import numpy as np
 from numpy.lib import format as npy
 
 from regrad.core.files import reading
-from regrad.errors import ArgumentError
+from regrad.errors import ArgumentError, GraphError
 from regrad.v1 import errors
 
+SUFFIX = ".npz"
 EMPTY = b"regrad: no arrays"  # the comment of a file without arrays
 METHODS = zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED  # the compression methods that NumPy writes
 CHUNK = 2**18  # bytes to read at once
@@ -31,13 +33,16 @@ def write_arrays(file: IO[bytes], arrays: Mapping[str, np.ndarray]) -> None:
     with zipfile.ZipFile(file, "w") as archive:
         archive.comment = b"" if arrays else EMPTY
         for name, array in arrays.items():
-            if "\0" in name:  # the format truncates names at a zero byte
-                raise ArgumentError(f"the name {name!r} cannot be saved")
             stored = array.astype(bytes) if array.dtype == object else array
-            if stored is not array and (stored.astype(object) != array).any():
-                raise ArgumentError(f"strings of {name!r} end in zero bytes and cannot be saved")
+            cut = stored is not array and (stored.astype(object) != array).any()
+            if cut or "\0" in name:  # the formats truncate strings and names at zero bytes
+                raise ArgumentError(f"cannot save the zero bytes in {name!r} or in its strings")
             with archive.open(f"{name}.npy", "w", force_zip64=True) as entry:
                 npy.write_array(entry, stored, (1, 0), allow_pickle=False)
+
+
+class MissingCheckpointError(errors.NotFoundError, GraphError):
+    """The checkpoint does not exist (TensorFlow 1.15 raises ValueError here)."""
 
 
 class Archive(zipfile.ZipFile):
@@ -48,7 +53,9 @@ class Archive(zipfile.ZipFile):
     must be called before `array`.
     """
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, prefix: str | os.PathLike[str]) -> None:
+        if not os.path.exists(path := f"{prefix}{SUFFIX}"):
+            raise MissingCheckpointError(f"{prefix} is not a valid checkpoint: there is no {path}")
         self._reading = partial(reading, path, ".npz file", errors.DataLossError)
         with self._reading():
             super().__init__(path)
