@@ -25,6 +25,8 @@ from regrad.v1.graph.tensors import Tensor
 TRUNCATED_STDDEV = 0.87962566103423978
 _Shape = tuple[int, ...]
 _FLOAT = dtypes.float32
+# An initializer or its class, a function that returns the value, or the value.
+Initial = Callable[..., Any] | TensorLike | None
 DISTRIBUTIONS = ("normal", "truncated_normal", "untruncated_normal", "uniform")
 
 

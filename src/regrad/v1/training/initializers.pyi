@@ -10,6 +10,7 @@ from regrad.v1.graph.tensors import Tensor
 
 TRUNCATED_STDDEV: float
 _Shape: TypeAlias = tuple[int, ...]
+Initial: TypeAlias = Callable[..., Any] | TensorLike | None
 
 class Initializer:
     def __init__(self, dtype: dtypes.DTypeLike = ...) -> None: ...

@@ -17,9 +17,8 @@ from regrad.v1.graph.conversion import convert_to_tensor
 from regrad.v1.graph.static_shapes import TensorShape
 from regrad.v1.graph.tensors import Tensor
 from regrad.v1.graph.variables import Variable
-from regrad.v1.training import initializers
-from regrad.v1.training.layer_classes import WithScope
-from regrad.v1.training.variable_scopes import Initial, VariableScope, get_variable, variable_scope
+from regrad.v1.training.initializers import Initial, Ones, Zeros
+from regrad.v1.training.variable_scopes import Scoped, VariableScope, get_variable, variable_scope
 
 Function = Callable[[Any], Any] | None
 Activation = Function | str  # or its name in `tf.nn`
@@ -46,7 +45,7 @@ class LSTMStateTuple(NamedTuple):
         return self.c.dtype
 
 
-class RNNCell(WithScope):
+class RNNCell(Scoped):
     """A cell, which maps an input and a state to an output and the next state.
 
     Derived classes define `state_size`, `output_size`, and either `call(inputs, state)` or
@@ -172,7 +171,7 @@ class _Linear(RNNCell):
         """Return the kernel times the joined tensors, plus the bias."""
         rows = self._depth + xs[-1].shape.as_list()[-1]
         weights = self.add_variable(f"{scope}kernel", [rows, size], None, kernel)
-        added = self.add_variable(f"{scope}bias", [size], None, bias or initializers.Zeros())
+        added = self.add_variable(f"{scope}bias", [size], None, bias or Zeros())
         return nn.bias_add(linalg.matmul(arrays.concat(xs, 1), weights), added)
 
 
@@ -234,7 +233,7 @@ class GRUCell(_Linear):
 
     def call(self, inputs: Any, state: Any) -> tuple[Any, Any]:
         n, (kernel, bias) = self._num_units, self._initial
-        first: Any = bias or initializers.Ones()
+        first: Any = bias or Ones()
         gates = math.sigmoid(self._weigh([inputs, state], 2 * n, "gates/", kernel, first))
         r, u = arrays.split(gates, 2, 1)
         c = self._activation(self._weigh([inputs, r * state], n, "candidate/", kernel, bias))

@@ -18,7 +18,7 @@ from regrad.v1.graph.graphs import Graph, GraphKeys, get_default_graph
 from regrad.v1.graph.regions import inside
 from regrad.v1.graph.static_shapes import ShapeLike, TensorShape
 from regrad.v1.graph.variables import Variable, global_variables, trainable_variables
-from regrad.v1.training.initializers import glorot_uniform_initializer, zeros_initializer
+from regrad.v1.training.initializers import Initial, glorot_uniform_initializer, zeros_initializer
 
 __all__ = [
     "AUTO_REUSE", "VariableScope", "get_variable", "get_variable_scope", "no_regularizer",
@@ -26,8 +26,6 @@ __all__ = [
 ]  # fmt: skip
 
 Regularizer = Callable[[Any], Any] | None
-# An initializer or its class, a function that returns the value, or the value.
-Initial = Callable[..., Any] | TensorLike | None
 
 
 class AutoReuse:
@@ -92,6 +90,25 @@ class VariableScope:
 
     def __repr__(self) -> str:
         return f"<VariableScope {self.name!r} reuse={self.reuse}>"
+
+
+class Scoped:
+    """An object with a variable scope, which its first call opens."""
+
+    _scope: VariableScope | None = None
+
+    @property
+    def variables(self) -> list[Any]:
+        """The variables. The list is empty before the first call."""
+        return self._scope.global_variables() if self._scope else []
+
+    @property
+    def trainable_variables(self) -> list[Any]:
+        """The variables that optimizers change."""
+        return [v for v in self.variables if v.trainable]
+
+    weights = variables
+    trainable_weights = trainable_variables
 
 
 def get_variable_scope() -> VariableScope:
