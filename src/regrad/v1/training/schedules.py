@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -159,24 +159,16 @@ def assert_global_step(global_step_tensor: TensorLike) -> None:
 # -- learning rate schedules ----------------------------------------------------------------------
 
 
-def _decay(
-    _: None,
-    name: str,
-    formula: Callable[..., Any],
-    rate: Any,
-    step: Any,
-    *rest: Any,
-    **options: Any,
-) -> Tensor:
+def _decay(_: None, name: str, formula: Any, rate: Any, *steps: Any, **options: Any) -> Tensor:
     """Call a formula of tensors of the rate's dtype. Its last op has the name of the scope."""
-    if step is None:
+    if steps[0] is None:
         raise GraphError(f"global_step is required for {formula.__name__}.")
     with current_graph().name_scope(name) as scope:
         rate = convert_to_tensor(rate, name="learning_rate")
         dtype = rate.dtype.base_dtype
         if not dtype.is_floating:
             raise DTypeError(f"{formula.__name__}: the learning rate is a float, got {rate}")
-        last, *xs = formula(rate, *[_as_number(x, dtype) for x in (step, *rest)], **options)
+        last, *xs = formula(rate, *[_as_number(x, dtype) for x in steps], **options)
         return last(*xs, name=scope)
 
 
@@ -360,10 +352,8 @@ def piecewise_constant(x, boundaries, values, name=None) -> Tensor:
     [1.0, 0.5, 0.1]
     """
     if len(boundaries) != len(values) - 1:
-        raise GraphError(
-            "The length of boundaries should be 1 less than the length of values, got "
-            f"{len(boundaries)} and {len(values)}"
-        )
+        wrong = f"{len(boundaries)} and {len(values)}"
+        raise GraphError(f"boundaries should have 1 less than values, got {wrong}")
     with current_graph().name_scope(name or "PiecewiseConstant") as scope:
         x = convert_to_tensor(x)
         rates: Any = convert_to_tensor(list(values), name="values")
@@ -411,6 +401,8 @@ class ExponentialMovingAverage:
     2.0 Variable/ExponentialMovingAverage
     """
 
+    name: str  # of the scope. The names of averages end with it.
+
     def __init__(
         self, decay: Number, num_updates: Number | None = None, zero_debias: bool = False,
         name: str = "ExponentialMovingAverage",
@@ -422,13 +414,8 @@ class ExponentialMovingAverage:
             )
         self._decay = decay
         self._num_updates = num_updates
-        self._name = name
+        self.name = name
         self._averages: dict[Any, Variable] = {}
-
-    @property
-    def name(self) -> str:
-        """The name of the scope. Names of averages end with it."""
-        return self._name
 
     def apply(self, var_list: Sequence[TensorLike] | None = None) -> Operation:
         """Return an op that updates the averages of variables or tensors.
@@ -443,7 +430,7 @@ class ExponentialMovingAverage:
             if v in self._averages:
                 raise GraphError(f"Moving average already computed for: {v}")
             self._averages[v] = self._new(v)
-        with current_graph().name_scope(self._name) as scope:
+        with current_graph().name_scope(self.name) as scope:
             return group(*[self._update(v) for v in listed], name=scope)
 
     def _new(self, v: Any) -> Variable:
@@ -471,7 +458,7 @@ class ExponentialMovingAverage:
 
     def average_name(self, var: Any) -> str:
         """Return the name of the average of a variable, even before the average exists."""
-        return f"{var.op.name}/{self._name}"
+        return f"{var.op.name}/{self.name}"
 
     def variables_to_restore(
         self, moving_avg_variables: Iterable[Variable] | None = None
@@ -480,16 +467,13 @@ class ExponentialMovingAverage:
 
         The keys are the names of the averages, and the variables' own names for other variables.
         """
-        averaged = moving_avg_variables
-        if averaged is None:
+        averaged = list(moving_avg_variables or ())
+        if moving_avg_variables is None:
             kept = get_default_graph().get_collection(GraphKeys.MOVING_AVERAGE_VARIABLES)
             averaged = [*trainable_variables(), *kept]
-        found = {self.average_name(v): v for v in averaged}
         names = {v.op.name for v in averaged}
-        for v in global_variables():
-            if v.op.name not in names:
-                found.setdefault(v.op.name, v)
-        return found
+        others = {v.op.name: v for v in global_variables() if v.op.name not in names}
+        return others | {self.average_name(v): v for v in averaged}
 
 
 OTHERS = (
