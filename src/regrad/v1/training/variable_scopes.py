@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import inspect
 import itertools
 from collections.abc import Callable, Generator, Sequence
+from inspect import signature
 from typing import Any
 
 from regrad.core.blocks import block, stay
@@ -279,15 +279,12 @@ def _get(full: str, shape: ShapeLike, dtype: dtypes.DTypeLike | None, **options:
             f"Variable {full} already exists, disallowed. Did you mean to set reuse=True or "
             "reuse=tf.AUTO_REUSE in variable_scope?"
         )
-    if shape is not None and not found.shape.is_compatible_with(shape):
+    sizes = found.shape if shape is None else TensorShape(shape)
+    kind = found.dtype.base_dtype if dtype is None else dtypes.as_dtype(dtype)
+    if not found.shape.is_compatible_with(sizes) or found.dtype.base_dtype != kind:
         raise GraphError(
-            f"Trying to share variable {full}, but specified shape {TensorShape(shape)} and found "
-            f"shape {found.shape}."
-        )
-    if dtype is not None and dtypes.as_dtype(dtype) != found.dtype.base_dtype:
-        raise GraphError(
-            f"Trying to share variable {full}, but specified dtype "
-            f"{dtypes.as_dtype(dtype).name} and found dtype {found.dtype.name}."
+            f"Trying to share variable {full}, but specified shape {sizes} and dtype {kind.name}, "
+            f"and found shape {found.shape} and dtype {found.dtype.name}."
         )
     return found
 
@@ -322,7 +319,7 @@ def _initial_value(
                 f"If initializer is a constant, do not specify shape (the variable {full})."
             )
         return lambda: convert_to_tensor(initializer, dtype if fixed else None)
-    if shape is None and _takes_nothing(initializer):
+    if shape is None and callable(initializer) and not signature(initializer).parameters:
         return initializer
     sizes = TensorShape(shape)
     if not sizes.is_fully_defined():
@@ -335,14 +332,6 @@ def _initial_value(
     if isinstance(initializer, type):
         initializer = initializer(dtype=dtype)
     return lambda: initializer(sizes.as_list(), dtype=dtype)
-
-
-def _takes_nothing(function: Any) -> bool:
-    """Return whether a function can be called without arguments, as an initializer may be."""
-    if function is None or isinstance(function, type):
-        return False
-    parameters = inspect.signature(function).parameters.values()
-    return all(p.default is not p.empty for p in parameters)
 
 
 @public
