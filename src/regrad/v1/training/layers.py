@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 import regrad as rg
-from regrad.core.dims import Dim, UnknownRank
+from regrad.core.dims import Dim
 from regrad.core.tensor import TensorLike
 from regrad.errors import ArgumentError, GraphError, ShapeError
 from regrad.graph.deferred import deferrable
@@ -33,9 +33,8 @@ ZEROS, ONES = initializers.Zeros(), initializers.Ones()
 
 def _size(x: Tensor, axis: int, layer: str) -> int:
     """Return a size that determines the shape of a variable. Raises if it is unknown."""
-    shape = x._symbol.shape
-    size = None if isinstance(shape, UnknownRank) else shape[axis]
-    if size is None or isinstance(size, Dim):
+    size = x.shape[axis].value
+    if size is None:
         which = "The last dimension" if axis == -1 else f"Dimension {axis}"
         raise GraphError(
             f"{which} of the inputs to `{layer}` should be defined. Found `None`: {x}. Give the "
@@ -85,7 +84,7 @@ def _layout(data_format: str, n: int) -> tuple[str, int]:
     """Return TensorFlow's name of a data format with n spatial axes, and the axis of channels."""
     if data_format not in ("channels_last", "channels_first"):
         raise GraphError(
-            f"data_format must be 'channels_last' or 'channels_first', got {data_format!r}"
+            f"data_format must be channels_last or channels_first, got {data_format!r}"
         )
     first = data_format == "channels_first"
     return LAYOUTS[n][first], 1 if first else -1
@@ -308,11 +307,7 @@ def batch_normalization(
 
 
 def _feature_axis(x: Tensor, axis: Any) -> int:
-    axis = static_value(axis, "axis")
-    if isinstance(axis, tuple):
-        if len(axis) != 1:
-            raise GraphError(f"batch_normalization: expected one axis, got {axis}")
-        (axis,) = axis
+    (axis,) = _repeat(axis, 1, "batch_normalization: axis")
     rank = x.shape.ndims
     if rank is None or not -rank <= axis < rank:
         raise GraphError(f"batch_normalization: there is no axis {axis} in {x}")
@@ -331,14 +326,11 @@ def _moments(
     found = list(nn.moments(x, axes))
     targets = [found[0], found[1] * nn.bessel(x, axes)] if unbiased else found
     if known is None:
-        found, targets = (
-            [_select(training, new, old) for new, old in zip(values, averages, strict=True)]
-            for values in (found, targets)
-        )
+        choose = partial(_select, training)
+        found, targets = [*map(choose, found, averages)], [*map(choose, targets, averages)]
     for average, target in zip(averages, targets, strict=True):
         step = (average - target) * (1 - momentum)
-        update = average.assign_sub(step, name="AssignMovingAvg")
-        add_to_collection(GraphKeys.UPDATE_OPS, update)
+        add_to_collection(GraphKeys.UPDATE_OPS, average.assign_sub(step, name="AssignMovingAvg"))
     return found
 
 
