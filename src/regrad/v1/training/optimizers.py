@@ -174,9 +174,7 @@ class Optimizer:
 
     def _apply_dense(self, grad: Tensor, var: Variable) -> Any:
         """Return an op that changes `var` by its gradient."""
-        raise NotImplementedError(
-            f"{type(self).__name__} must define _apply_dense(grad, var), which returns an op"
-        )
+        raise NotImplementedError(f"{type(self).__name__} must define _apply_dense(grad, var)")
 
     def _finish(self, update_ops: Sequence[Operation | Tensor], name_scope: str) -> Operation:
         """Return the op for the whole step."""

@@ -156,23 +156,15 @@ class _Linear(RNNCell):
     state_size: Any = property(lambda self: self._num_units)
     output_size: Any = property(lambda self: self._num_units)
 
-    def build(self, inputs_shape: Any) -> None:
-        depth = TensorShape(inputs_shape).as_list()[-1]
-        if depth is None:
-            raise GraphError(
-                f"Expected inputs.shape[-1] to be known, saw shape: {TensorShape(inputs_shape)}"
-            )
-        self._depth = depth
-
     def _weigh(
         self, xs: list[Any], size: int, scope: str = "", kernel: Initial = None,
         bias: Initial = None,
     ) -> Tensor:  # fmt: skip
         """Return the kernel times the joined tensors, plus the bias."""
-        rows = self._depth + xs[-1].shape.as_list()[-1]
-        weights = self.add_variable(f"{scope}kernel", [rows, size], None, kernel)
+        joined = arrays.concat(xs, 1)
+        weights = self.add_variable(f"{scope}kernel", [joined.shape[-1], size], None, kernel)
         added = self.add_variable(f"{scope}bias", [size], None, bias or Zeros())
-        return nn.bias_add(linalg.matmul(arrays.concat(xs, 1), weights), added)
+        return nn.bias_add(linalg.matmul(joined, weights), added)
 
 
 class BasicRNNCell(_Linear):
@@ -347,9 +339,8 @@ class BasicLSTMCell(LSTMCell):
         dtype: DType = None, **options: Any,
     ) -> None:  # fmt: skip
         options |= {"activation": activation, "reuse": reuse, "name": name, "dtype": dtype}
-        super().__init__(
-            num_units, forget_bias=forget_bias, state_is_tuple=state_is_tuple, **options
-        )
+        own = {"forget_bias": forget_bias, "state_is_tuple": state_is_tuple}
+        super().__init__(num_units, **own, **options)
 
 
 class MultiRNNCell(RNNCell):
@@ -445,11 +436,9 @@ class DropoutWrapper(RNNCell):
                 raise GraphError(f"Parameter {name}_keep_prob must be in (0, 1], got {keep}")
         if variational_recurrent:
             if dtype is None or (input_size is None and input_keep_prob != 1.0):
-                raise GraphError(
-                    "When variational_recurrent=True, dtype and input_size must be provided"
-                )
+                raise GraphError("variational_recurrent=True needs dtype and input_size")
             sizes = {"input": input_size, "output": cell.output_size, "state": cell.state_size}
-            self._noise = {
+            self._noise: dict[str, Any] = {
                 key: [random_ops.random_uniform([1, n], dtype=dtype, seed=self._salted(key, i))
                       for i, n in enumerate(leaves_of(size))]
                 for key, size in sizes.items() if size is not None
@@ -472,16 +461,14 @@ class DropoutWrapper(RNNCell):
         if isinstance(keep, int | float) and keep >= 1:
             return value
 
-        def drop(i: int, x: Any) -> Any:
-            if flags is not None and not flags[i]:
-                return x
-            if self._varies:
-                return nn.dropout(x, keep, seed=self._salted(which, i))
-            noise: Any = self._noise[which][i]
-            return x / keep * math.floor(noise + keep)
-
-        dropped = [drop(i, x) for i, x in enumerate(leaves_of(value))]
-        return containers.flatten(value)[1](dropped)
+        leaves, close = containers.flatten(value)
+        for i, x in enumerate(leaves):
+            if flags is None or flags[i]:
+                if self._varies:
+                    leaves[i] = nn.dropout(x, keep, seed=self._salted(which, i))
+                else:
+                    leaves[i] = x / keep * math.floor(self._noise[which][i] + keep)
+        return close(leaves)
 
     def _salted(self, which: str, index: int) -> int | None:
         return None if self._seed is None else crc32(f"{self._seed}{which}{index}".encode()) >> 1

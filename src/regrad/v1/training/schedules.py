@@ -13,9 +13,8 @@ import regrad as rg
 from regrad.core.tensor import Readable, TensorLike
 from regrad.errors import ArgumentError, DTypeError, GraphError
 from regrad.v1 import dtypes
+from regrad.v1.functions import creation, reductions
 from regrad.v1.functions import math as tf_math
-from regrad.v1.functions.creation import zeros
-from regrad.v1.functions.reductions import reduce_sum
 from regrad.v1.graph.control import group
 from regrad.v1.graph.conversion import build, constant, convert_to_tensor
 from regrad.v1.graph.graphs import Graph, GraphKeys, current_graph, get_default_graph
@@ -360,7 +359,7 @@ def piecewise_constant(x, boundaries, values, name=None) -> Tensor:
         if not boundaries:
             return rates[0]
         limits = convert_to_tensor(list(boundaries), x.dtype.base_dtype, name="boundaries")
-        passed = reduce_sum(tf_math.cast(tf_math.greater(x, limits), dtypes.int32))
+        passed = reductions.reduce_sum(tf_math.cast(tf_math.greater(x, limits), dtypes.int32))
         return build("GatherV2", scope, lambda rates, i: rg.take(rates, i, axis=0), rates, passed)
 
 
@@ -372,7 +371,7 @@ def _zeros_for(v: Readable) -> Any:
     x = convert_to_tensor(v)
     if not x.shape.is_fully_defined():
         raise GraphError(f"the shape of {x} must be known for its moving average")
-    return zeros(x.shape.as_list(), x.dtype)
+    return creation.zeros(x.shape.as_list(), x.dtype)
 
 
 class ExponentialMovingAverage:

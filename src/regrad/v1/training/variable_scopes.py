@@ -295,7 +295,7 @@ def _make(
 ) -> Variable:  # fmt: skip
     initializer = initializer if initializer is not None else scope.initializer
     regularizer = regularizer or scope.regularizer
-    value = _initial_value(full, shape, dtype or scope.dtype, initializer, dtype is not None)
+    value = _initial_value(full, shape, dtype, initializer, scope.dtype)
     # The name already contains the scope. In a branch or loop the variable is made outside.
     with inside(None), graph.name_scope(None):
         variable = Variable(value, trainable is not False, name=full, **options)
@@ -308,24 +308,18 @@ def _make(
     return variable
 
 
-def _initial_value(
-    full: str, shape: ShapeLike, dtype: dtypes.DTypeLike, initializer: Any, fixed: bool
-) -> Any:
+def _initial_value(full: str, shape: ShapeLike, dtype: Any, initializer: Any, usual: Any) -> Any:
     """Return the initial value, or a function that returns it."""
-    dtype = dtypes.as_dtype(dtype)
     if initializer is not None and not callable(initializer):
         if shape is not None:
-            raise GraphError(
-                f"If initializer is a constant, do not specify shape (the variable {full})."
-            )
-        return lambda: convert_to_tensor(initializer, dtype if fixed else None)
+            raise GraphError(f"If initializer is a constant, do not specify shape ({full}).")
+        return lambda: convert_to_tensor(initializer, dtype)
     if shape is None and callable(initializer) and not signature(initializer).parameters:
         return initializer
     sizes = TensorShape(shape)
     if not sizes.is_fully_defined():
-        raise GraphError(
-            f"Shape of a new variable ({full}) must be fully defined, but instead was {sizes}."
-        )
+        raise GraphError(f"Shape of a new variable ({full}) must be fully defined, not {sizes}.")
+    dtype = dtypes.as_dtype(usual if dtype is None else dtype)
     if initializer is None:
         floats = dtype.is_floating or dtype.is_complex
         initializer = glorot_uniform_initializer if floats else zeros_initializer
