@@ -366,14 +366,6 @@ def piecewise_constant(x, boundaries, values, name=None) -> Tensor:
 # -- moving averages ------------------------------------------------------------------------------
 
 
-def _zeros_for(v: Readable) -> Any:
-    """Return zeros of the shape of a tensor, without computing the tensor."""
-    x = convert_to_tensor(v)
-    if not x.shape.is_fully_defined():
-        raise GraphError(f"the shape of {x} must be known for its moving average")
-    return creation.zeros(x.shape.as_list(), x.dtype)
-
-
 class ExponentialMovingAverage:
     """Moving averages of variables with exponential decay.
 
@@ -434,11 +426,14 @@ class ExponentialMovingAverage:
 
     def _new(self, v: Any) -> Variable:
         """Make the average of a variable or tensor, which is a variable."""
-        graph = get_default_graph()
-        if isinstance(v, Variable):
+        graph, x = get_default_graph(), convert_to_tensor(v)
+        owned = isinstance(v, Variable)
+        if owned:
             graph.add_to_collections([GraphKeys.MOVING_AVERAGE_VARIABLES], v)
+        elif not x.shape.is_fully_defined():
+            raise GraphError(f"the shape of {x} must be known for its moving average")
         with graph.name_scope(None), graph.control_dependencies(None):
-            begin = v.initialized_value() if isinstance(v, Variable) else _zeros_for(v)
+            begin = v.initialized_value() if owned else creation.zeros(x.shape, x.dtype)
             return Variable(begin, trainable=False, name=self.average_name(v))
 
     def _update(self, v: Any) -> Tensor:

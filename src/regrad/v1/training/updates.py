@@ -45,12 +45,14 @@ def update_op(type: str, states: int, attrs: str = "") -> Callable[[Callable[...
                     f"the gradient for {keys[0]!r} has the shape {np.shape(args[grad])}, expected "
                     f"the variable's shape, {old[0].shape}"
                 )
-            if not indices:
-                new = formula(run.xp, *args, **options)
-            elif run.xp is np:  # with indices, the op updates only rows
-                new = _update_rows(formula, old, args, grad, indices, options)
-            else:
-                new = _select_rows(run.xp, formula(run.xp, *args, **options), old, indices)
+            xp = run.xp
+            rows = xp.concatenate([xp.ravel(i) for i in indices]) if indices else None
+            if rows is not None and xp is np:  # compute only these rows
+                rows = np.unique(rows)
+                args[:states], args[grad] = [value[rows] for value in old], args[grad][rows]
+            new = formula(xp, *args, **options)
+            if rows is not None:
+                new = [_with_rows(xp, v, rows, part) for v, part in zip(old, new, strict=True)]
             first, *_ = [run.write(key, value) for key, value in zip(keys, new, strict=True)]
             return first
 
@@ -60,27 +62,14 @@ def update_op(type: str, states: int, attrs: str = "") -> Callable[[Callable[...
     return make
 
 
-def _update_rows(
-    formula: Callable[..., Any], old: Sequence[np.ndarray], args: Any, grad: int,
-    indices: Sequence[np.ndarray], options: Any,
-) -> list[Any]:  # fmt: skip
-    rows = np.unique(np.concatenate([np.ravel(i) for i in indices]))
-    args[: len(old)] = [value[rows] for value in old]
-    args[grad] = args[grad][rows]
-    new = [value.copy() for value in old]
-    for value, part in zip(new, formula(np, *args, **options), strict=True):
-        value[rows] = part
-    return new
-
-
-def _select_rows(
-    xp: Any, new: Sequence[Any], old: Sequence[Any], indices: Sequence[Any]
-) -> list[Any]:
-    """Return new values in the rows of the indices, old values elsewhere, in static shapes."""
-    rows = xp.concatenate([xp.ravel(i) for i in indices])
-    touched = xp.zeros(old[0].shape[0], bool).at[rows].set(True)
-    masks = [xp.expand_dims(touched, tuple(range(1, value.ndim))) for value in old]
-    return [xp.where(m, n, o) for m, n, o in zip(masks, new, old, strict=True)]
+def _with_rows(xp: Any, old: Any, rows: Any, new: Any) -> Any:
+    """Return `old` with other rows. NumPy gets only these rows in `new`, JAX gets all rows."""
+    if xp is np:
+        value = old.copy()
+        value[rows] = new
+        return value
+    touched = xp.zeros(old.shape[0], bool).at[rows].set(True)
+    return xp.where(xp.expand_dims(touched, tuple(range(1, old.ndim))), new, old)
 
 
 # -- sparse updates ------------------------------------------------------------------------------
