@@ -139,6 +139,13 @@ def ones(*sizes):
     return tf.ones(sizes)
 
 
+class Forgetful(CELLS.RNNCell):
+    state_size = output_size = 2
+
+    def call(self, inputs, state):
+        return state[0], state[0]
+
+
 MISTAKES = {
     "fn": (lambda: tf.map_fn(3, ones(2)), ArgumentError, "callable"),
     "a scalar": (lambda: tf.map_fn(lambda v: v, ones()), ValueError, "at least one axis"),
@@ -167,6 +174,16 @@ MISTAKES = {
     "a probability": (lambda: CELLS.DropoutWrapper(CELLS.GRUCell(2), 1.5), ValueError, "input"),
     "no size": (lambda: CELLS.DropoutWrapper(CELLS.GRUCell(2), 0.5, variational_recurrent=True),
                 ValueError, "input_size"),
+    "an unknown depth of a cell": (
+        lambda: CELLS.LSTMCell(2)(tf.placeholder(tf.float32, [1, None]), (ones(1, 2),) * 2),
+        ValueError, r"lstm_cell/kernel\) must be fully defined, not \(\?, 8\)"),
+    "another depth": (
+        lambda: tf.nn.static_rnn(CELLS.BasicRNNCell(2), [ones(1, 3), ones(1, 4)],
+                                 dtype=tf.float32),
+        ValueError, r"kernel, but specified shape \(6, 2\).*found shape \(5, 2\)"),
+    "a state's structure": (
+        lambda: tf.nn.static_rnn(Forgetful(), [ones(1, 3)], (ones(1, 2), ones(1, 2))),
+        ValueError, "must keep the structure of its state"),
     "a second cell of a name": (
         lambda: [CELLS.GRUCell(2, name="a")(ones(1, 3), ones(1, 2), scope="a") for _ in range(2)],
         ValueError, "already exists"),
