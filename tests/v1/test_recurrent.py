@@ -189,6 +189,7 @@ MISTAKES = {
         ValueError, "already exists"),
     "an abstract state": (lambda: CELLS.RNNCell().zero_state(1, tf.float32), NotImplementedError,
                           "state_size"),
+    "an abstract output": (lambda: CELLS.RNNCell().output_size, NotImplementedError, "output_size"),
     "an abstract cell": (lambda: CELLS.RNNCell()(ones(1, 3), ones(1, 2)), NotImplementedError,
                          "call"),
 }  # fmt: skip
@@ -317,6 +318,10 @@ def check(slope, x, value, h=1e-6):
         step = step.reshape(x.shape)
         due = (value(x + step) - value(x - step)) / (2 * h)
         np.testing.assert_allclose(slope.reshape(-1)[place], due, rtol=1e-5, atol=1e-8)
+
+
+def test_the_dtype_of_a_state():
+    assert CELLS.LSTMCell(2).zero_state(3, tf.float64).dtype == tf.float64
 
 
 def test_an_lstm_is_the_lstm_of_torch(either):

@@ -273,6 +273,15 @@ def test_rows_that_were_not_gathered_stay(name, jit):
         assert (after[3] == first).all()  # which had the same gradient
 
 
+def test_a_gradient_with_a_broadcast_row_changes_all_rows(session):
+    w = tf.Variable(np.ones((3, 2), np.float32))
+    (row,) = tf.gradients(tf.reduce_sum(tf.gather(w, [0])), w)
+    everywhere = tf.unsorted_segment_sum(tf.ones([1, 2]), [0], 1)
+    step = train.MomentumOptimizer(0.1, 0.9).apply_gradients([(row + everywhere, w)])
+    initialized(session).run(step)
+    np.testing.assert_allclose(session.run(w)[:, 0], [0.8, 0.9, 0.9], rtol=1e-6)
+
+
 @pytest.mark.parametrize("jit", [False, True])
 def test_adam_moves_all_rows_on(jit):
     w, row = tf.Variable(np.ones((3, 1), np.float32)), tf.placeholder(tf.int32, [1])
