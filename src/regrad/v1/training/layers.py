@@ -287,7 +287,10 @@ def batch_normalization(
     beta = dict(zip(PARTS, (beta_initializer, beta_regularizer, beta_constraint), strict=True))
     gamma = dict(zip(PARTS, (gamma_initializer, gamma_regularizer, gamma_constraint), strict=True))
     with variable_scope(name, "batch_normalization", reuse=reuse):
-        axis = _feature_axis(x, axis)
+        (axis,), rank = _repeat(axis, 1, "batch_normalization: axis"), x.shape.ndims
+        if rank is None or not -rank <= axis < rank:
+            raise GraphError(f"batch_normalization: there is no axis {axis} in {x}")
+        axis %= rank
         size = [_size(x, axis, "batch_normalization")]
         variable = partial(get_variable, shape=size, dtype=x.dtype.base_dtype)
         factor = variable("gamma", trainable=trainable, **gamma) if scale else None
@@ -296,7 +299,6 @@ def batch_normalization(
             variable("moving_mean", initializer=moving_mean_initializer, trainable=False),
             variable("moving_variance", initializer=moving_variance_initializer, trainable=False),
         ]
-        rank = len(x._symbol.shape)
         fused = rank == 4 if fused is None else fused
         vectors = [*_moments(x, axis, moving, training, momentum, fused), offset, factor]
         if axis < rank - 1:
@@ -304,14 +306,6 @@ def batch_normalization(
             reshape = partial(build, "Reshape", None, rg.reshape, shape=shape)
             vectors = [v if v is None else reshape(v) for v in vectors]
         return nn.batch_normalization(x, *vectors, variance_epsilon=epsilon)
-
-
-def _feature_axis(x: Tensor, axis: Any) -> int:
-    (axis,) = _repeat(axis, 1, "batch_normalization: axis")
-    rank = x.shape.ndims
-    if rank is None or not -rank <= axis < rank:
-        raise GraphError(f"batch_normalization: there is no axis {axis} in {x}")
-    return axis % rank
 
 
 def _moments(

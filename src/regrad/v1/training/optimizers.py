@@ -107,7 +107,7 @@ class Optimizer:
         """Return pairs (gradient, variable). The gradient is None if the loss ignores it."""
         if gate_gradients not in (self.GATE_NONE, self.GATE_OP, self.GATE_GRAPH):
             raise GraphError(
-                f"gate_gradients must be GATE_NONE, GATE_OP or GATE_GRAPH, not {gate_gradients!r}"
+                f"gate_gradients: GATE_NONE, GATE_OP or GATE_GRAPH, not {gate_gradients}"
             )
         if isinstance(var_list, Iterable) and not isinstance(var_list, Mapping | Readable):
             var_list = list(var_list)
@@ -193,8 +193,7 @@ class Optimizer:
     def variables(self) -> list[Variable]:
         """Return the variables of the optimizer in the default graph, sorted by name."""
         slots = [v for slots in self._slots.values() for v in slots.values()]
-        graph = get_default_graph()
-        found = [v for v in [*slots, *self._non_slots.values()] if v.graph is graph]
+        found = [v for v in [*slots, *self._non_slots.values()] if v.graph is get_default_graph()]
         return sorted(found, key=lambda v: v.name)
 
     def _get_or_make_slot(
@@ -259,10 +258,8 @@ def _check_pair(grad: TensorLike, var: Readable) -> tuple[Any, Variable]:
         raise ArgumentError(f"Gradient must be a Tensor, IndexedSlices, or None: {grad!r:.80}")
     grad = convert_to_tensor(grad, var.dtype.base_dtype)
     if not var.shape.is_compatible_with(grad.shape):
-        raise ShapeError(
-            f"the gradient for {var.name!r} has the shape {grad.shape}, expected the "
-            f"variable's shape, {var.shape}"
-        )
+        shapes = f"{grad.shape}, expected {var.shape}"
+        raise ShapeError(f"the gradient for {var.name!r} has the shape {shapes}")
     return grad, var
 
 

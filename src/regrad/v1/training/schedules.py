@@ -400,8 +400,7 @@ class ExponentialMovingAverage:
     ) -> None:  # fmt: skip
         if zero_debias:
             raise ArgumentError(
-                "zero_debias=True is not supported: average variables, which start at their "
-                "initial values, or divide the average by 1 - decay ** updates"
+                "zero_debias=True is not supported: divide an average by 1 - decay ** updates"
             )
         self._decay = decay
         self._num_updates = num_updates

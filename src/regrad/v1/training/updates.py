@@ -32,9 +32,8 @@ def update_op(type: str, states: int, attrs: str = "") -> Callable[[Callable[...
     """
 
     def make(formula: Callable[..., Any]) -> Op:
-        parameters = list(inspect.signature(formula).parameters.values())[1:]
-        names = [p.name for p in parameters if p.kind is not p.KEYWORD_ONLY]
-        own = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY]
+        spec = inspect.getfullargspec(formula)
+        names, own = spec.args[1:], spec.kwonlyargs
         grad = names.index("grad")
 
         def kernel(run: PlanRun, *xs: Any, keys: Sequence[str], **options: Any) -> Any:
