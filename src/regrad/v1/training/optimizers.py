@@ -7,7 +7,6 @@ gradients are computed from the old values of the variables.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -107,7 +106,7 @@ class Optimizer:
         """Return pairs (gradient, variable). The gradient is None if the loss ignores it."""
         if gate_gradients not in (self.GATE_NONE, self.GATE_OP, self.GATE_GRAPH):
             raise GraphError(
-                f"gate_gradients: GATE_NONE, GATE_OP or GATE_GRAPH, not {gate_gradients}"
+                f"gate_gradients must be GATE_NONE, GATE_OP or GATE_GRAPH, not {gate_gradients!r}"
             )
         if isinstance(var_list, Iterable) and not isinstance(var_list, Mapping | Readable):
             var_list = list(var_list)
@@ -266,7 +265,12 @@ def _check_pair(grad: TensorLike, var: Readable) -> tuple[Any, Variable]:
 # -- optimizers given by a formula -----------------------------------------------------------------
 
 
-_takes = partial(constructor, module=__name__, usual="Hyperparameter")
+def _takes(first: str, name: str, *last: str, locking: str = "use_locking=False") -> Any:
+    """Make a constructor, with the two parameters that all optimizers have."""
+    declared = ", ".join([first, locking, f"name={name!r}", *last])
+    return constructor(declared, __name__, usual="Hyperparameter")
+
+
 # The arguments for inputs of ops that have other names.
 ARGUMENTS = {
     "lr": "learning_rate", "alpha": "learning_rate", "rho": "decay",
@@ -352,7 +356,7 @@ class GradientDescentOptimizer(_FormulaOptimizer, slots={}):
 
     dense_only = True  # rows of zeros change nothing, since there is no state
 
-    __init__ = _takes("learning_rate, use_locking=False, name='GradientDescent'")
+    __init__ = _takes("learning_rate", "GradientDescent")
 
     @update_op("ApplyGradientDescent", states=1)
     def op(xp: Any, var, alpha, grad):
@@ -384,9 +388,7 @@ class MomentumOptimizer(_FormulaOptimizer, slots={"momentum": 0.0}):
     [7.0, 5.5]
     """
 
-    __init__ = _takes(
-        "learning_rate, momentum, use_locking=False, name='Momentum', use_nesterov=False"
-    )
+    __init__ = _takes("learning_rate, momentum", "Momentum", "use_nesterov=False")
 
     @update_op("ApplyMomentum", states=2)
     def op(xp: Any, var, accum, lr, grad, momentum, *, use_nesterov):
@@ -425,9 +427,7 @@ class AdamOptimizer(_FormulaOptimizer, slots={"m": 0.0, "v": 0.0}):
 
     dense_only = True
 
-    __init__ = _takes(
-        "learning_rate=0.001, beta1=0.9, beta2=0.999, epsilon=1e-8, use_locking=False, name='Adam'"
-    )
+    __init__ = _takes("learning_rate=0.001, beta1=0.9, beta2=0.999, epsilon=1e-8", "Adam")
 
     @update_op("ApplyAdam", states=3, attrs="use_nesterov=no")
     def op(xp: Any, var, m, v, beta1_power, beta2_power, lr, beta1, beta2, epsilon, grad):
@@ -484,8 +484,9 @@ class RMSPropOptimizer(_FormulaOptimizer, slots={"rms": 1.0, "momentum": 0.0}):
     """
 
     __init__ = _takes(
-        "learning_rate, decay=0.9, momentum=0.0, epsilon=1e-10, use_locking=False, centered=False, "
-        "name='RMSProp'"
+        "learning_rate, decay=0.9, momentum=0.0, epsilon=1e-10",
+        "RMSProp",
+        locking="use_locking=False, centered=False",
     )
 
     def _take(self, **given: Any) -> None:
@@ -532,9 +533,7 @@ class AdagradOptimizer(_FormulaOptimizer, slots={"accumulator": "initial_accumul
 
     dense_only = True  # rows of zeros change nothing
 
-    __init__ = _takes(
-        "learning_rate, initial_accumulator_value=0.1, use_locking=False, name='Adagrad'"
-    )
+    __init__ = _takes("learning_rate, initial_accumulator_value=0.1", "Adagrad")
 
     def _take(self, **given: Any) -> None:
         if (value := given["initial_accumulator_value"]) <= 0.0:
@@ -575,9 +574,7 @@ class AdadeltaOptimizer(_FormulaOptimizer, slots={"accum": 0.0, "accum_update": 
     2.1056
     """
 
-    __init__ = _takes(
-        "learning_rate=0.001, rho=0.95, epsilon=1e-8, use_locking=False, name='Adadelta'"
-    )
+    __init__ = _takes("learning_rate=0.001, rho=0.95, epsilon=1e-8", "Adadelta")
 
     @update_op("ApplyAdadelta", states=3)
     def op(xp: Any, var, accum, accum_update, lr, rho, epsilon, grad):
@@ -625,8 +622,9 @@ class FtrlOptimizer(_FormulaOptimizer, slots={"accum": "initial_accumulator_valu
 
     __init__ = _takes(
         "learning_rate, learning_rate_power=-0.5, initial_accumulator_value=0.1, "
-        "l1_regularization_strength=0.0, l2_regularization_strength=0.0, use_locking=False, "
-        "name='Ftrl', accum_name=None, linear_name=None, l2_shrinkage_regularization_strength=0.0"
+        "l1_regularization_strength=0.0, l2_regularization_strength=0.0",
+        "Ftrl",
+        "accum_name=None, linear_name=None, l2_shrinkage_regularization_strength=0.0",
     )
 
     def _take(self, **given: Any) -> None:
