@@ -199,8 +199,8 @@ def get_checkpoint_state(
         if text not in (lines, _sealed(lines)):  # (TensorFlow writes no comments)
             raise ValueError("its text does not match its checksum")
         found: dict[str, list[str]] = {field: [] for field in CheckpointState._fields}
-        for line in lines.splitlines():
-            key, _, text = line.partition(":")
+        for line in filter(str.strip, lines.splitlines()):
+            key, _, text = line.strip().partition(":")
             value = json.loads(text)
             if key in found:  # (TensorFlow also writes times)
                 path = os.path.join(folder, value)

@@ -80,9 +80,8 @@ def create_global_step(graph: Graph | None = None) -> Variable:
     if get_global_step(graph) is not None:
         raise GraphError('"global_step" already exists.')
     with graph.as_default(), graph.name_scope(None):
-        keys = [GraphKeys.GLOBAL_VARIABLES, GraphKeys.GLOBAL_STEP]
-        options = {"initializer": 0, "trainable": False, "collections": keys}
-        return get_variable(GraphKeys.GLOBAL_STEP, dtype=dtypes.int64, **options)
+        name, keys = GraphKeys.GLOBAL_STEP, [GraphKeys.GLOBAL_VARIABLES, GraphKeys.GLOBAL_STEP]
+        return get_variable(name, None, dtypes.int64, 0, trainable=False, collections=keys)
 
 
 def get_or_create_global_step(graph: Graph | None = None) -> Any:

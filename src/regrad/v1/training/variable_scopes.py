@@ -267,18 +267,13 @@ def get_variable(
 def _get(full: str, shape: ShapeLike, dtype: dtypes.DTypeLike | None, **options: Any) -> Variable:
     scope, graph = get_variable_scope(), get_default_graph()
     found = graph.variables_by_name.get(full)
-    if found is None and scope.reuse is True:
-        raise GraphError(
-            f"Variable {full} does not exist, or was not created with tf.get_variable(). Did you "
-            "mean to set reuse=tf.AUTO_REUSE in variable_scope?"
-        )
-    if found is None:
+    if found is None and scope.reuse is not True:
         return _make(graph, scope, full, shape, dtype, **options)
-    if not scope.reuse:
-        raise GraphError(
-            f"Variable {full} already exists, disallowed. Did you mean to set reuse=True or "
-            "reuse=tf.AUTO_REUSE in variable_scope?"
-        )
+    if found is None or not scope.reuse:
+        missing = "does not exist, or was not created with tf.get_variable()"
+        wrong = missing if found is None else "already exists, disallowed"
+        hint = "Did you mean to set reuse=tf.AUTO_REUSE in variable_scope?"
+        raise GraphError(f"Variable {full} {wrong}. {hint}")
     sizes = found.shape if shape is None else TensorShape(shape)
     kind = found.dtype.base_dtype if dtype is None else dtypes.as_dtype(dtype)
     if not found.shape.is_compatible_with(sizes) or found.dtype.base_dtype != kind:
