@@ -324,7 +324,7 @@ def test_absolute_paths_within_the_folder_are_allowed(session, tmp_path):
     assert tf.train.latest_checkpoint(tmp_path) == path
     state(tmp_path, path)  # as TensorFlow writes it
     assert tf.train.latest_checkpoint(tmp_path) == path
-    times = "\n  all_model_checkpoint_timestamps: 1700000000.25\nlast_preserved_timestamp: 1e9\n"
+    times = "all_model_checkpoint_timestamps: 1700000000.25\nlast_preserved_timestamp: 1e9\n"
     file.write_text(file.read_text() + times)
     assert tf.train.latest_checkpoint(tmp_path) == path
     (tmp_path / "link").symlink_to(tmp_path)

@@ -121,6 +121,13 @@ def test_nothing_is_assigned_unless_all_fits(session, tmp_path):
         refused(lambda: other.run(good), tf.errors.FailedPreconditionError)
 
 
+def test_state_files_may_have_blank_and_indented_lines(session, tmp_path):
+    path = tf.train.Saver().save(session, str(tmp_path / "model"))
+    text = '\n  model_checkpoint_path: "model"\n\nlast_preserved_timestamp: 1700000000.25\n'
+    (tmp_path / "checkpoint").write_text(text)
+    assert tf.train.latest_checkpoint(tmp_path) == path
+
+
 def test_a_missing_folder_is_created(session, tmp_path):
     path = tf.train.Saver().save(session, tmp_path / "new" / "model")
     assert tf.train.latest_checkpoint(tmp_path / "new") == path
