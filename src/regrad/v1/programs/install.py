@@ -13,17 +13,23 @@ from regrad.v1.errors import InstallError
 
 __all__ = ["install", "uninstall"]
 
-# Modules inside TensorFlow by the last part of their names, with the module here that has names
-# besides `tf`. All other modules inside TensorFlow have the names of `tf`, `tf.nn` and `tf.train`.
+# Modules inside TensorFlow by the last part of their names, with the module here that has their
+# names. Other modules inside TensorFlow have the names of the namespace with the same name, such as
+# `tf.losses` or (for `image_ops`) `tf.image`. All have the names of `tf`, `tf.nn` and `tf.train`.
 INSIDE = {
-    "control_flow_ops": "programs.inside", "gen_nn_ops": "programs.inside",
+    **dict.fromkeys(
+        ("control_flow_ops", "gen_nn_ops", "moving_averages", "utils", "variables"),
+        "programs.inside",
+    ),
     "input_data": "programs.digits", "rnn_cell": "nn.rnn_cell", "rnn_cell_impl": "nn.rnn_cell",
-    "init_ops": "initializers", "summary": "summary", "layers": "layers", "flags": "flags",
-    "app": "app", "variables": "programs.inside", "utils": "programs.inside",
+    "init_ops": "initializers",
 }  # fmt: skip
 PACKAGES = {
     "examples", "framework", "mnist", "ops", "platform", "python", "training", "tutorials", "util",
 }  # fmt: skip
+# The packages inside TensorFlow, which hold modules only: `tensorflow.python.ops.variable_scope` is
+# a module, and its function `variable_scope` is `tf.variable_scope`.
+HOLDERS = {f"tensorflow.python.{name}" for name in PACKAGES} | {"tensorflow.python.layers"}
 REFUSED = {"client", "data", "eager", "estimator", "keras", "lib", "saved_model", "tools"}
 ALIASES = {"contrib.rnn": ["nn.rnn_cell", "nn"]}
 
@@ -43,13 +49,15 @@ class Names(ModuleType):
         full = f"{self.__name__}.{name}"
         if name[:2] == "__" and name != "__version__":
             raise AttributeError(name)
+        if self.__name__ in HOLDERS and _find(full):
+            return import_module(full)
         holders = [vars(source) for source in self._sources if name in vars(source)]
         value = holders[0][name] if holders else None
         known = name in PACKAGES | INSIDE.keys() or full.partition(".")[2] in ALIASES
         if isinstance(value, ModuleType) or (not holders and known and _find(full)):
             return import_module(full)
         if not holders:
-            return getattr(self._sources[0], name)  # raises: the name is not covered
+            return getattr(self._sources[-3:][0], name)  # raises: the name is not covered
         USED.add(full.replace("tensorflow", "tf", 1))
         self.__dict__[name] = value
         return value
@@ -65,8 +73,8 @@ def _find(name: str) -> list[Any]:
         return found if all(isinstance(module, ModuleType) for module in found) else []
     if REFUSED & set(parts) or not parts[-1].islower():
         return []
-    found = _walk(INSIDE.get(parts[-1], ""))
-    return [*([found] if found and found is not v1 else []), v1, v1.nn, v1.train]
+    found = _walk(INSIDE.get(parts[-1], parts[-1].removesuffix("_ops")))
+    return [*([found] if isinstance(found, ModuleType) else []), v1, v1.nn, v1.train]
 
 
 def _walk(path: str) -> Any:
