@@ -14,16 +14,20 @@ from regrad.v1.programs import digits, inside  # noqa: F401 (INSIDE names them)
 
 __all__ = ["install", "uninstall"]
 
-# Modules inside TensorFlow by the last part of their names, with the module here that has names
-# besides `tf`. All modules inside TensorFlow have the names of `tf`, `tf.nn` and `tf.train`.
+# Modules inside TensorFlow by the last part of their names, with the module here that has their
+# names. Other modules inside TensorFlow have the names of the namespace with the same name, such as
+# `tf.losses` or (for `image_ops`) `tf.image`. All have the names of `tf`, `tf.nn` and `tf.train`.
 INSIDE = {
-    **dict.fromkeys(["control_flow_ops", "gen_nn_ops", "utils", "variables"], "programs.inside"),
+    **dict.fromkeys(["control_flow_ops", "gen_nn_ops", "moving_averages"], "programs.inside"),
+    **dict.fromkeys(["utils", "variables"], "programs.inside"),
     **dict.fromkeys(["rnn", "rnn_cell", "rnn_cell_impl"], "nn.rnn_cell"),
-    **{name: name for name in ("app", "flags", "layers", "summary")},
     "init_ops": "initializers", "input_data": "programs.digits",
     **dict.fromkeys(["examples", "framework", "mnist", "ops", "platform", "python"], ""),
     **dict.fromkeys(["training", "tutorials", "util"], ""),
 }  # fmt: skip
+# The packages inside TensorFlow, which hold modules only: `tensorflow.python.ops.variable_scope` is
+# a module, and its function `variable_scope` is `tf.variable_scope`.
+HOLDERS = {f"tensorflow.python.{name}" for name in ["layers", *INSIDE] if not INSIDE.get(name)}
 REFUSED = {"client", "data", "eager", "estimator", "keras", "lib", "saved_model", "tools"}
 
 USED: set[str] = set()  # the names that programs read
@@ -41,10 +45,12 @@ class Names(ModuleType):
         full = f"{self.__name__}.{name}"
         if name[:2] == "__" and name != "__version__":
             raise AttributeError(name)
+        if self.__name__ in HOLDERS and _find(full):
+            return import_module(full)
         found = [vars(source)[name] for source in self._sources if name in vars(source)]
         if isinstance(found[0], ModuleType) if found else name in INSIDE and _find(full):
             return import_module(full)
-        value = found[0] if found else getattr(self._sources[0], name)  # raises: not covered
+        value = found[0] if found else getattr(self._sources[-3:][0], name)  # raises: not covered
         USED.add(full.replace("tensorflow", "tf", 1))
         self.__dict__[name] = value
         return value
@@ -60,7 +66,8 @@ def _find(name: str) -> list[Any]:
         return [found] if isinstance(found, ModuleType) else []
     if REFUSED & set(parts) or not parts[-1].islower():
         return []
-    return [_walk(part) for part in (INSIDE.get(parts[-1], ""), "", "nn", "train")]
+    places = INSIDE.get(parts[-1], parts[-1].removesuffix("_ops")), "", "nn", "train"
+    return [module for module in map(_walk, places) if isinstance(module, ModuleType)]
 
 
 def _walk(path: str) -> Any:
