@@ -166,6 +166,11 @@ def _value_check(trace: TraceRun, node: Node, values: Values, attrs: dict[str, A
     return None if is_known(values[0]) else values
 
 
+def _reference(trace: TraceRun, node: Node, values: Values, attrs: dict[str, Any]) -> Values:
+    """Return the input: the copy of a variable that has a rule is a reference, without a value."""
+    return values
+
+
 def _deferred(trace: TraceRun, node: Node, values: Values, attrs: dict[str, Any]) -> Values:
     """Run in eager mode on tracers. Known values stay known, for sizes and loops."""
     kernel: Any = node.op.kernels.kernel
@@ -177,6 +182,7 @@ Form = Callable[[TraceRun, Node, Values, dict[str, Any]], Values | None]
 TRACED: dict[str, Form] = {
     "PyFunc": _python, "PyFuncStateless": _python, "Print": _print, "Assert": _assert,
     "_Indices": _value_check, "_Divisor": _value_check, "_Deferred": _deferred,
+    "Parameter": _reference,
 }  # fmt: skip
 
 
