@@ -189,8 +189,10 @@ def row(
     def decorate(written: Callable[..., Any]) -> Callable[..., Any]:
         own = inspect.signature(written).parameters
         declared = {**own, **(inspect.signature(then).parameters if then else {}), **own}
+        sizes = {n for n, role in (USUAL_ROLES | settings).items() if role is as_sizes}
         parameters = [
-            p if p.annotation in SHOWN else p.replace(annotation=MISSING) for p in declared.values()
+            p if p.annotation in SHOWN and p.name not in sizes else p.replace(annotation=MISSING)
+            for p in declared.values()
         ]
         named = {"name", "scope"} & declared.keys()
         name = [] if named else [inspect.Parameter("name", EITHER, default=None)]
