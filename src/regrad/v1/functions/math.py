@@ -193,7 +193,7 @@ def div_no_nan(x: rg.Tensor, y: rg.Tensor) -> rg.Tensor:
     >>> tf.div_no_nan(rg.asarray([7.0, -3.0]), rg.asarray([2.0, 0.0]))
     Tensor([3.5, 0. ], dtype=float32)
     """
-    zero = rg.equal(y, 0)  # (y may be a list beside an eager x)
+    zero = rg.equal(y, 0)  # (y may be a list)
     return rg.where(zero, 0, x / rg.where(zero, 1, y))
 
 
