@@ -292,6 +292,7 @@ SHAPED = [
     call("range: floats", (0.5, F32(2), 0.5), F32([0.5, 1, 1.5])),
     call("range: rows", (M,), ints(0, 1), of=lambda x: tf.range(tf.shape(x)[0])),
     call("lin_space", (0.0, F32(2), 5), F32([0, 0.5, 1, 1.5, 2]), "LinSpace"),
+    call("lin_space: float64", (0.0, F64(2), 3), np.array([0, 1, 2.0]), "LinSpace"),
     call("eye", (M,), np.eye(2, 3, dtype=F32), of=lambda x: tf.eye(tf.shape(x)[0], 3)),
     call("eye: a batch", (M,), np.stack([np.eye(2, dtype=F32)] * 2),
          of=lambda x: tf.eye(tf.shape(x)[0], batch_shape=[2])),

@@ -202,7 +202,8 @@ def lin_space(start: Tensor, stop: Tensor, num: Any) -> Tensor:
     Tensor([0. , 0.5, 1. ], dtype=float32)
     """
     if forms.is_eager(start, stop):
-        return rg.linspace(float(start), float(stop), num)
+        dtype = forms.dtype_of(start if is_tensor(start) else stop)
+        return rg.linspace(float(start), float(stop), num, dtype=dtype)
     return defer(LIN_SPACE, (start, stop), {"num": num}, specs=(Spec((num,), start.dtype),))
 
 
