@@ -260,6 +260,7 @@ def test_constants_and_a_maximum_bound_a_loop(either):
     x = tf.constant(2.0)
     y = v1s.powers(x, 5, maximum_iterations=3)
     assert either.run([y, *tf.gradients(y, x)]) == [8.0, 12.0]
+    assert either.run(growing(5, maximum_iterations=3))[1].shape == (8,)
 
 
 def test_threads_share_a_session(either):
@@ -334,10 +335,11 @@ def test_jax_is_asked_for_at_once(monkeypatch):
 # -- what cannot be compiled ----------------------------------------------------------------------
 
 
-def growing(n):
+def growing(n, **options):
     shapes = [tf.TensorShape([]), tf.TensorShape([None])]
     turn = lambda i, y: (i + 1, tf.concat([y, y], 0))  # noqa: E731
-    return tf.while_loop(lambda i, y: i < n, turn, (tf.constant(0), tf.ones([1])), shapes)
+    start = tf.constant(0), tf.ones([1])
+    return tf.while_loop(lambda i, y: i < n, turn, start, shapes, **options)
 
 
 def asserted(x):
