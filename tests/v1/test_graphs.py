@@ -366,7 +366,7 @@ def uses_v(x):
     (lambda x: tf.custom_gradient(lambda x: ([], lambda dy: dy))(x), TypeError, "no tensors"),
     (lambda x: tf.custom_gradient(lambda x: x)(x), TypeError, "must return a pair"),
     (lambda x: tf.gradients(tf.custom_gradient(uses_v)(x), x), ValueError, "uses variables"),
-    (lambda x: tf.RegisterGradient(3), TypeError, "op_type must be a string"),
+    (lambda x: tf.RegisterGradient(3), TypeError, "needs a name"),
     (lambda x: tf.NotDifferentiable(3), TypeError, "op_type must be a string"),
     (lambda x: tf.NotDifferentiable("Sign"), KeyError, "taken already by an op type"),
     (lambda x: tf.custom_gradient(lambda x: (tf.Variable(1.0) * x, lambda dy: dy))(x), TypeError,

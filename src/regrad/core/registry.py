@@ -381,7 +381,10 @@ def RegisterGradient(name: str) -> Callable[[F], F]:
         1
     """
     if not isinstance(name, str):
-        raise ArgumentError(f"RegisterGradient needs a name (a string), got {name!r}")
+        raise ArgumentError(
+            f"RegisterGradient needs a name (a string), got {place(name)}. Write "
+            "@RegisterGradient('Name')"
+        )
 
     def register(function: F) -> F:
         if not callable(function):

@@ -91,10 +91,6 @@ def RegisterGradient(op_type: str) -> Callable[[Any], Any]:
     ... def negated(op, grad):
     ...     return -grad
     """
-    if not isinstance(op_type, str):
-        raise ArgumentError(
-            f"op_type must be a string, got {place(op_type)}. Write @tf.RegisterGradient('Name')"
-        )
     return register(op_type)
 
 
@@ -402,7 +398,7 @@ def _hessian(ys: TensorLike, x: Any, options: dict[str, Any]) -> Tensor:
     flat = build("Reshape", "Reshape", rg.reshape, first, shape=(-1,))
     each = partial(gradients, xs=x, unconnected_gradients="zero", **options)
     rows = [each(flat[i])[0] for i in range(int(np.prod(shape)))]
-    stacked = build("Pack", "stack", lambda *xs: rg.stack(xs), *rows)
+    stacked = convert_to_tensor(rows, name="stack")
     return build("Reshape", "Reshape", rg.reshape, stacked, shape=(*shape, *shape))
 
 

@@ -226,7 +226,7 @@ def operation(node: Node) -> Operation:
 NO_VALUE = "the value of {} is known only when the graph runs; fetch it with session.run(x)"
 
 
-def _refusing(message: str) -> Callable[..., Any]:
+def refusing(message: str) -> Callable[..., Any]:
     """Return a method that raises. In the message `{}` stands for the tensor."""
 
     def refuse(self: Tensor, *args: Any, **options: Any) -> NoReturn:
@@ -347,22 +347,22 @@ class Tensor(InGraph, TensorView):
 
     __hash__ = object.__hash__  # pyright: ignore[reportAssignmentType] (`==` is elementwise)
 
-    __bool__: Callable[..., Any] = _refusing(
+    __bool__: Callable[..., Any] = refusing(
         "Using a `tf.Tensor` as a Python `bool` is not allowed: its value is known only when "
         "the graph runs. Use `if t is not None:` to test for a missing tensor, and tf.cond "
         "or tf.where to choose by its value. ({})"
     )
-    __iter__: Callable[..., Any] = _refusing(
+    __iter__: Callable[..., Any] = refusing(
         "Tensor objects are not iterable in a graph: use tf.unstack or tf.while_loop for {}"
     )
-    __len__: Callable[..., Any] = _refusing(
+    __len__: Callable[..., Any] = refusing(
         "len is not defined for a symbolic Tensor; use x.shape[0] or tf.shape(x)[0] for {}"
     )
-    __float__: Callable[..., Any] = _refusing(NO_VALUE)
-    __int__: Callable[..., Any] = _refusing(NO_VALUE)
-    __index__: Callable[..., Any] = _refusing(NO_VALUE)
-    __array__: Callable[..., Any] = _refusing(NO_VALUE)
-    numpy: Callable[..., Any] = _refusing(NO_VALUE)
+    __float__: Callable[..., Any] = refusing(NO_VALUE)
+    __int__: Callable[..., Any] = refusing(NO_VALUE)
+    __index__: Callable[..., Any] = refusing(NO_VALUE)
+    __array__: Callable[..., Any] = refusing(NO_VALUE)
+    numpy: Callable[..., Any] = refusing(NO_VALUE)
 
 
 def face(y: Any) -> Any:

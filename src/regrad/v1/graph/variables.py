@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from copy import copy
 from functools import partial
 from typing import Any
@@ -42,7 +42,7 @@ from regrad.v1.graph.tensors import (
     Tensor,
     default_session,
     face,
-    operation,
+    refusing,
 )
 
 __all__ = [
@@ -173,8 +173,9 @@ class Variable(InGraph, Readable):
             with graph.naming("VariableV2", scope):
                 attrs = {"dtype": symbol.dtype, "shape": symbol.shape}
                 self._variable = face(graph.add(VARIABLE, NO_RULE, (), attrs, specs=[spec]))
-            self._key = self._variable._symbol.node.name
-            operation(self._variable._symbol.node).variable = self
+            self._symbol: Symbol = self._variable._symbol
+            self._key = self._symbol.node.name
+            self._variable.op.variable = self
             self.initializer: Operation = self._write(ASSIGN, self.initial_value).op
             self._snapshot = self._new_read(self._variable)
         self._controls = graph.controls
@@ -286,16 +287,12 @@ class Variable(InGraph, Readable):
                 f"{op.type} to {self.name!r}: its shape is {self.shape}, got {value.shape}."
                 + " Pass validate_shape=False if its shape may change." * (op is ASSIGN)
             )
-        symbol, attrs = self._variable._symbol, {"key": self._key}
+        symbol, attrs = self._symbol, dict[str, Any](key=self._key)
         if op is ASSIGN:
             attrs["shape"] = symbol.shape if validate and is_known(symbol.shape) else None
         spec = symbol.spec if self._validate else value._symbol.spec
         xs = [self._variable._tensor, value._tensor]
         return face(add_op(op, name or op.type, xs, attrs, [spec], NO_RULE))
-
-    @property
-    def _symbol(self) -> Symbol:  # pyright: ignore[reportIncompatibleVariableOverride]
-        return self._variable._symbol
 
     def set_shape(self, shape: ShapeLike) -> None:
         """Refine the static shape. Raises ValueError if the shapes are incompatible."""
@@ -305,17 +302,14 @@ class Variable(InGraph, Readable):
     def __repr__(self) -> str:
         return f"<tf.Variable {self.name!r} shape={self.shape} dtype={self.dtype.name}>"
 
-    def __iter__(self) -> Iterator[Any]:
-        raise ArgumentError("'Variable' object is not iterable.")
+    __iter__: Callable[..., Any] = refusing("'Variable' object is not iterable.")
+    __hash__ = object.__hash__
 
     def __bool__(self) -> bool:
         return bool(self.value())
 
     def __eq__(self, other: object) -> bool:
         return self is other
-
-    def __hash__(self) -> int:
-        return id(self)
 
 
 def variable_of(x: TensorLike) -> Variable:
