@@ -1,6 +1,6 @@
 """Names of TensorFlow's op types that may be on the path of a gradient and are never made here.
 
-Source: the op definitions of TensorFlow 1.15 (`tensorflow/core/ops`), without deprecated ones.
+Source: the op definitions of TensorFlow 1.15 (`tensorflow/core/ops`).
 """
 
 from __future__ import annotations
@@ -9,11 +9,15 @@ from regrad.core.registry import ALIASES, OPS
 
 NAMES = """
 AccumulateNV2 AdjustContrast AdjustContrastv2 AdjustHue AdjustSaturation Angle AudioSpectrogram
-AvgPool3DGrad BatchToSpace BesselI0e BesselI1e Betainc BiasAddGrad BiasAddV1 Bitcast CTCLoss
-CheckNumerics CholeskyGrad Complex ComplexAbs Conv3DBackpropFilter Conv3DBackpropInput CropAndResize
-CropAndResizeGradBoxes CropAndResizeGradImage CudnnRNN CudnnRNNBackprop DepthToSpace Dequantize Diag
-DiagPart Dilation2DBackpropFilter Dilation2DBackpropInput DivNoNan DynamicPartition DynamicStitch
-EluGrad Enter Exit ExtractImagePatches ExtractVolumePatches FFT2D FFT3D FakeQuantWithMinMaxArgs
+AvgPool3DGrad BatchCholesky BatchFFT BatchFFT2D BatchFFT3D BatchIFFT BatchIFFT2D BatchIFFT3D
+BatchMatrixBandPart BatchMatrixDeterminant BatchMatrixDiag BatchMatrixDiagPart BatchMatrixInverse
+BatchMatrixSetDiag BatchMatrixSolve BatchMatrixTriangularSolve BatchNormWithGlobalNormalization
+BatchNormWithGlobalNormalizationGrad BatchSelfAdjointEigV2 BatchSvd BatchToSpace BesselI0e BesselI1e
+Betainc BiasAddGrad BiasAddV1 Bitcast CTCLoss CheckNumerics CholeskyGrad Complex ComplexAbs
+Conv3DBackpropFilter Conv3DBackpropInput CropAndResize CropAndResizeGradBoxes CropAndResizeGradImage
+CudnnRNN CudnnRNNBackprop DepthToSpace Dequantize Diag DiagPart Dilation2DBackpropFilter
+Dilation2DBackpropInput DivNoNan DynamicPartition DynamicStitch EluGrad Enter Exit
+ExtractImagePatches ExtractVolumePatches FFT2D FFT3D FakeQuantWithMinMaxArgs
 FakeQuantWithMinMaxArgsGradient FakeQuantWithMinMaxVars FakeQuantWithMinMaxVarsGradient
 FakeQuantWithMinMaxVarsPerChannel FakeQuantWithMinMaxVarsPerChannelGradient Fill FractionalAvgPool
 FractionalMaxPool FusedBatchNorm FusedBatchNormGrad FusedBatchNormGradV2 FusedBatchNormV2
@@ -29,12 +33,12 @@ QuantizedMaxPool QuantizedMul QuantizedRelu QuantizedRelu6 QuantizedReluX Quanti
 QuantizedResizeBilinear RFFT2D RFFT3D RGBToHSV RandomCrop RandomGamma RandomGammaGrad ReadVariableOp
 ReciprocalGrad RefIdentity RefSelect RefSwitch Relu6Grad ReluGrad Requantize ResizeArea
 ResizeBicubic ResizeBicubicGrad ResourceGather ResourceGatherNd Reverse ReverseSequence RsqrtGrad
-ScatterNdNonAliasingAdd SegmentMax SegmentMean SegmentMin SegmentProd SegmentSum SeluGrad
-SigmoidGrad SoftmaxCrossEntropyWithLogits SoftplusGrad SoftsignGrad SpaceToBatch SpaceToDepth
-SparseAdd SparseConcat SparseFillEmptyRows SparseMatMul SparseReduceSum SparseReorder SparseReshape
-SparseSegmentMean SparseSegmentMeanGrad SparseSegmentSqrtN SparseSegmentSum SparseSlice
-SparseSoftmax SparseSplit SparseTensorDenseAdd SparseTensorDenseMatMul SparseToDense SqrtGrad
-StatefulPartitionedCall StatelessIf StatelessWhile Switch SymbolicGradient TanhGrad
+ScatterNdNonAliasingAdd SegmentMax SegmentMean SegmentMin SegmentProd SegmentSum SelfAdjointEig
+SeluGrad SigmoidGrad SoftmaxCrossEntropyWithLogits SoftplusGrad SoftsignGrad SpaceToBatch
+SpaceToDepth SparseAdd SparseConcat SparseFillEmptyRows SparseMatMul SparseReduceSum SparseReorder
+SparseReshape SparseSegmentMean SparseSegmentMeanGrad SparseSegmentSqrtN SparseSegmentSum
+SparseSlice SparseSoftmax SparseSplit SparseTensorDenseAdd SparseTensorDenseMatMul SparseToDense
+SqrtGrad StatefulPartitionedCall StatelessIf StatelessWhile Switch SymbolicGradient TanhGrad
 TensorArrayGatherV3 TensorArrayReadV3 TensorArrayScatterV3 TensorArrayV3 TensorArrayWriteV3
 TensorListPushBack TensorScatterAdd TensorScatterSub TruncateDiv TruncateMod UnsortedSegmentMax
 UnsortedSegmentMin UnsortedSegmentProd Zeta
