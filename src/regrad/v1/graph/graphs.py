@@ -232,8 +232,7 @@ class Graph(engine.OpGraph):
 
         Entering the scope raises TypeError unless the map is a dict of strings to strings or
         functions, and UnknownOpError (a LookupError) for a key that is not an op type. For an op
-        type of TensorFlow that may be on the path of a gradient and that regrad.v1 never makes, it
-        warns with an UnusedOverrideWarning.
+        type of TensorFlow that regrad.v1 never makes, it warns with an UnusedOverrideWarning.
 
         Source: `tf.Graph.gradient_override_map`.
         """
