@@ -138,8 +138,9 @@ class Operation(OpView):
                 with graph.naming("Const", name):
                     return face(graph.constant(value))
             if value is None:  # all axes, where the rank is unknown
-                return CONVERSIONS[AllAxes](AllAxes(face(self._node.xs[0])), None, name)
-            return CONVERSIONS[Sequence](value, None, name)
+                value = AllAxes(face(self._node.xs[0]))
+            convert = CONVERSIONS.get(type(value), CONVERSIONS[Sequence])
+            return convert(value, None, name)
 
     @property
     def outputs(self) -> list[Tensor]:  # pyright: ignore[reportIncompatibleVariableOverride]
