@@ -262,6 +262,12 @@ def _intercept_apply(old: Any) -> Any:
     return classmethod(apply)
 
 
+@replacing
+def _intercept_level(old: Any, function: Any, *args: Any, **options: Any) -> Any:
+    """Read the copies of parameters in a Function that a transformation of torch.func passes on."""
+    return old(function, *with_copies(args), **options)
+
+
 def _note_function(function: Any, args: Sequence[Any]) -> None:
     """Note an `autograd.Function` that keeps its own gradient, since no scope has a rule for it."""
     refuse_uncopied(function, args)
@@ -385,6 +391,11 @@ def _entrances() -> Sequence[Entrance]:
     for mode in (Mode, ParameterMode):
         dynamo.skip_tracing(mode.__torch_function__)
     dynamo.skip_tracing(call_whole)
+    dynamo.break_graph(
+        note_given,
+        "regrad applies the rule of a parameter to the tensor that functional_call receives: call "
+        "functional_call outside of the compiled function, or compile without fullgraph",
+    )
     dynamo.dispatch_when_traced(dispatched_when_compiled())
     return [
         *_find(CHECKPOINTS, _CHECKPOINT, "CheckpointFunction.forward", _intercept_reentrant,
@@ -421,6 +432,8 @@ _READING = Replacements(lambda: [
     (torch.autograd.Function, "apply", _intercept_apply),
     *_find(OVERRIDES, "torch.nn.utils.stateless", "_functional_call", _intercept_functional_call,
            takes("module", "parameters_and_buffers")),
+    *_find(OVERRIDES, "torch._functorch.autograd_function", "custom_function_call",
+           _intercept_level, callable),
 ])  # fmt: skip
 _TRACING = Replacements(lambda: _find_in_dynamo()[1:])
 

@@ -20,8 +20,9 @@ Invariants:
 
 from __future__ import annotations
 
+import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import cache
 from typing import Any
 from weakref import ref
@@ -39,8 +40,10 @@ from regrad.torch.bridge import apply, is_differentiable
 from regrad.torch.calls import Overridden, RuleCall, pull_back
 from regrad.torch.host import (
     DisableTorchFunction,
-    in_forward_mode,
+    has_tangent,
     is_transformed,
+    is_wrapped,
+    outside_transforms,
     run_as_leaf,
     unwrap,
 )
@@ -72,10 +75,26 @@ class Copied(torch.autograd.Function, metaclass=Silent):
         return pull_back(ctx, [ctx.x] * (len(call.kept) + call.keeps_y), dys)
 
 
+class CopiedInTransform(Overridden):
+    """The copy of a tensor of torch.func. Each open transformation makes a node of its own."""
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        Overridden.setup_context(ctx, inputs, output)
+        call, x = inputs
+        ctx.has_rule = not _is_behind(x, call.spots)
+
+    @staticmethod
+    def backward(ctx: Any, *dys: Tensor | None) -> Any:
+        return Overridden.backward(ctx, *dys) if ctx.has_rule else (None, *dys)
+
+
 class ParameterCall(RuleCall):
     """The use of a parameter by a scope. Its own gradient is the incoming gradient."""
 
     ran: bool = False  # whether a backward pass has reached it
+    table: Any = None  # the `Parameters` of the scope
+    spots: frozenset[Any] = frozenset()  # the modules and names of the parameter
 
     def count_run(self) -> None:
         self.ran = True
@@ -85,14 +104,33 @@ class ParameterCall(RuleCall):
         return {0: dys[0]}
 
 
+def _is_behind(x: Tensor, spots: Collection[Any]) -> bool:
+    """Return whether a tensor was computed from a copy of one parameter, in an open scope."""
+    found: list[Any] = [unwrap(x).grad_fn]
+    seen, tables = {*found, None}, _tables()
+    for node in found if found[0] is not None else ():  # (`found` grows during the loop)
+        known = getattr(node, "known", None)
+        call = known[0] if type(known) is tuple else None
+        if isinstance(call, ParameterCall) and call.table in tables:
+            if not call.spots.isdisjoint(spots):
+                return True
+        new = {behind for behind, _ in node.next_functions} - seen
+        seen |= new
+        found += new
+    return False
+
+
 class Copy:
     """The copy of one parameter, made at its first use."""
 
-    def __init__(self, parameters: Parameters, x: Tensor, key: at, path: str) -> None:
+    def __init__(
+        self, parameters: Parameters, x: Tensor, key: at, path: str, spots: frozenset[Any]
+    ) -> None:
         self.parameters = parameters
         self.x = x  # (while it is alive, no other tensor has its identity)
         self.key = key
         self.path = path
+        self.spots = spots
         self.made: Any = None
         self.call: Any = None
 
@@ -104,10 +142,17 @@ class Copy:
                 "reentrant checkpoint differentiates its part of the model alone. Pass "
                 "use_reentrant=False to torch.utils.checkpoint."
             )
+        if is_transformed() and not is_wrapped(self.x):  # (each transformation reads one copy)
+            with outside_transforms():
+                return self.get()
         with _LOCK:
             x, y = self.x, self.made
             if y is None or (y.shape, y.dtype, y.device) != (x.shape, x.dtype, x.device):
-                self.made = self._make()
+                self.made = x  # (while it is made, transformations pass its levels)
+                try:
+                    self.made = self._make()
+                finally:
+                    self.made = None if self.made is x else self.made
             elif type(x) in _PLAIN and not is_transformed() and not y.is_set_to(x):
                 y.data = x.data  # (the program has assigned to `x.data`)
             return self.made
@@ -119,13 +164,13 @@ class Copy:
         for table in _tables():
             table.covered |= set() if table is self.parameters else {self.path}
         self.call = call = ParameterCall(rule, [self.x], None, {}, lambda x: x, hit)
-        call.once = rule.once
-        if not (is_transformed() or in_forward_mode()):
-            y = apply(Copied, call, self.x)
-            run_as_leaf(y.grad_fn)  # (FSDP2 takes the gradients when a module's backward pass ends)
-            return y
-        y = apply(Overridden, call, self.x)
-        return unwrap(y) if self.x.is_leaf and unwrap(self.x) is self.x else y
+        call.once, call.table, call.spots = rule.once, self.parameters, self.spots
+        if is_transformed() or has_tangent(self.x):
+            y = apply(CopiedInTransform, call, self.x)
+            return unwrap(y) if unwrap(self.x) is self.x else y
+        y = apply(Copied, call, self.x)
+        run_as_leaf(y.grad_fn)  # (FSDP2 takes the gradients when a module's backward pass ends)
+        return y
 
 
 _PLAIN = (Tensor, torch.nn.Parameter)
@@ -154,18 +199,19 @@ class Parameters:
                     owners.append((known.module, name))
         steps = [ChainStep(tuple(paths), x) for x, paths, _ in found.values()]
         self.bindings: Mapping[Any, Any] = {}
-        # the owners and names of the parameters, each with key and path
-        self.places: dict[tuple[int, str], tuple[Any, str, at, str]] = {}
+        # the owners and names of the parameters, each with key, path and all owners
+        self.places: dict[tuple[int, str], tuple[Any, str, at, str, frozenset[Any]]] = {}
         self.copies: dict[int, Copy] = {}  # by the identity of the tensor
         self.covered: set[str] = set()  # paths of parameters with a rule in an inner scope
-        self.later: dict[str, Copy] = {}  # the last tensor that the program put in a path
+        self.later: dict[tuple[str, int], Copy] = {}  # the last tensors put in a path
         self.others: dict[int, Any] = {}  # other leaves
         chosen = select(rules, steps, marked)
         for (x, paths, owners), key in zip(found.values(), chosen, strict=True):
             if key is not None:
-                self.copies[id(x)] = Copy(self, x, key, paths[0])
+                spots = frozenset([(id(module), name) for module, name in owners])
+                self.copies[id(x)] = Copy(self, x, key, paths[0], spots)
                 for module, name in owners:
-                    self.places[id(module), name] = module, name, key, paths[0]
+                    self.places[id(module), name] = module, name, key, paths[0], spots
         self.paths: dict[str, at] = {copy.path: copy.key for copy in self.copies.values()}
 
     def close(self) -> None:
@@ -196,17 +242,25 @@ class Parameters:
             return None
         return found.get()
 
-    def note(self, module: Any, name: str, x: Any) -> None:
-        """Record that a tensor is the parameter of a module, if a key names that parameter."""
+    def note(self, module: Any, name: str, x: Any, depth: int = 0) -> None:
+        """Record that a tensor is the parameter of a module, if a key names that parameter.
+
+        (The tensor inside an argument of `torch.func.grad` is the parameter outside of `grad`.)
+        """
         place = self.places.get((id(module), name))
         if place is None or id(x) in self.copies or not isinstance(x, Tensor):
             return
-        *_, key, path = place
-        before = self.later.get(path)
+        *_, key, path, spots = place
+        if _is_behind(x, spots):  # (the parameter itself has the rule)
+            return
+        inner = torch.func.debug_unwrap(x, recurse=False)
+        if inner is not x and x.requires_grad and inner.requires_grad:
+            self.note(module, name, inner, depth + 1)
+        before = self.later.get((path, depth))
         if before is not None and before.call is not None and before.call.ran:
             self.copies.pop(id(before.x), None)  # (a long scope must not keep all of them)
         if is_differentiable(x):
-            self.later[path] = self.copies[id(x)] = Copy(self, x, key, path)
+            self.later[path, depth] = self.copies[id(x)] = Copy(self, x, key, path, spots)
 
 
 def _open() -> list[Parameters]:
@@ -274,12 +328,18 @@ class ParameterMode(Mode):
     ) -> Any:
         if is_grad_enabled() and not is_dynamo_compiling():
             first = _first_read(func)
+            if func in _SAME and args[0] is args[1]:  # (torch looks up the nodes of leaves by it)
+                is_torchs = sys._getframe(1).f_code.co_filename.startswith(LIBRARIES)
+                first = None if is_torchs else first
             if first is not None and (tables := _open()):
                 with DisableTorchFunction():
                     args = (*args[:first], *[_one(x, tables) for x in args[first:]])
                     named = (kwargs or {}).items()
                     kwargs = {n: x if n == "out" else _one(x, tables) for n, x in named}
         return Mode.__torch_function__(self, func, types, args, kwargs)
+
+
+_SAME = frozenset((Tensor.view_as, Tensor.expand_as))
 
 
 # Functions of a parameter itself, not of its value.
