@@ -55,6 +55,7 @@ from regrad.torch.open_scopes import SCOPES, inside
 from regrad.torch.parameters import (
     ParameterMode,
     note_given,
+    refuse_read,
     refuse_uncopied,
     with_copies,
 )
@@ -282,6 +283,8 @@ def _intercept_script(old: Any, self: Any, *args: Any, **options: Any) -> Any:
     args = with_copies(args)
     name = f"the TorchScript program {getattr(self, 'name', self)!r}"
     _refuse(name, lambda rules: script_types(self, rules))
+    if torch.is_grad_enabled():
+        refuse_read(running.owned(self), f"{name} reads it, and {_IN_SCRIPTS}")
     with Below() as below:
         y = old(self, *args, **options)
     wanted = wants_gradient([*tensors((y,))])
@@ -301,10 +304,14 @@ def _refuse(name: str, named: Callable[[Any], set[str]]) -> None:
     for scope in SCOPES.get():
         if types := named(scope._ruleset.rules):
             raise PassedOverError(
-                f"{name} runs {join_types(types)}, which is overridden, but torch calls no "
-                "override inside such a program. Use the Python module that was scripted or "
-                "traced, in which the rules apply."
+                f"{name} runs {join_types(types)}, which is overridden, but {_IN_SCRIPTS}"
             )
+
+
+_IN_SCRIPTS = (
+    "torch calls no override inside such a program. Use the Python module that was scripted or "
+    "traced, in which the rules apply."
+)
 
 
 # The keys that the modules of transformers call and that their fast path computes in one kernel.

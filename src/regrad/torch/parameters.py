@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cache
 from typing import Any
 from weakref import ref
@@ -38,9 +38,11 @@ from regrad.core.places import ChainStep, at
 from regrad.errors import ArgumentError, PassedOverError
 from regrad.torch.bridge import apply, is_differentiable
 from regrad.torch.calls import Overridden, RuleCall, pull_back
+from regrad.torch.enclosing import refuse_to_be_written
 from regrad.torch.host import (
     DisableTorchFunction,
     has_tangent,
+    is_scripted,
     is_transformed,
     is_wrapped,
     outside_transforms,
@@ -142,6 +144,8 @@ class Copy:
                 "reentrant checkpoint differentiates its part of the model alone. Pass "
                 "use_reentrant=False to torch.utils.checkpoint."
             )
+        if is_scripted():
+            refuse_to_be_written(repr(self.key))
         if is_transformed() and not is_wrapped(self.x):  # (each transformation reads one copy)
             with outside_transforms():
                 return self.get()
@@ -196,7 +200,8 @@ class Parameters:
                 if x is not None:
                     _, every, owners = found.setdefault(id(x), (x, [], []))
                     every += paths
-                    owners.append((known.module, name))
+                    if isinstance(known.module._parameters, dict):  # (not those of TorchScript)
+                        owners.append((known.module, name))
         steps = [ChainStep(tuple(paths), x) for x, paths, _ in found.values()]
         self.bindings: Mapping[Any, Any] = {}
         # the owners and names of the parameters, each with key, path and all owners
@@ -307,17 +312,24 @@ def note_given(module: Any, given: Any) -> None:
 
 def refuse_uncopied(function: Any, args: Sequence[Any]) -> None:
     """Raise for an `autograd.Function` whose `apply` the program looked up before the scope."""
+    name = function.__name__
+    if type(function) is not Silent:
+        refuse_read(
+            args, f"{name} was applied to it through an `apply` from before the scope opened, so "
+            f"the rule would miss a gradient. Call {name}.apply itself."
+        )  # fmt: skip
+
+
+def refuse_read(xs: Iterable[Any], why: str) -> None:
+    """Raise for code that reads the parameters of keys themselves, not their copies."""
     around = AROUND.get()
-    if around.own or around.within is not None or type(function) is Silent:
+    if around.own or around.within is not None or not (tables := _tables()):
         return
-    for table in _tables():
-        for copy in [table.copies.get(id(x)) for x in args]:
-            if copy is not None and copy.x.requires_grad:
-                raise PassedOverError(
-                    f"{function.__name__} was applied to the parameter {copy.path!r}, which has a "
-                    f"rule by {copy.key!r}, through an `apply` from before the scope opened, so "
-                    f"the rule would miss a gradient. Call {function.__name__}.apply itself."
-                )
+    for copy in [table.copies.get(id(x)) for x in xs for table in tables]:
+        if copy is not None and copy.x.requires_grad:
+            raise PassedOverError(
+                f"the parameter {copy.path!r} has a rule by {copy.key!r}, but {why}"
+            )
 
 
 class ParameterMode(Mode):
