@@ -113,9 +113,9 @@ def _is_behind(x: Tensor, spots: Collection[Any]) -> bool:
     for node in found if found[0] is not None else ():  # (`found` grows during the loop)
         known = getattr(node, "known", None)
         call = known[0] if type(known) is tuple else None
-        if isinstance(call, ParameterCall) and call.table in tables:
-            if not call.spots.isdisjoint(spots):
-                return True
+        own = isinstance(call, ParameterCall) and call.table in tables
+        if own and not call.spots.isdisjoint(spots):
+            return True
         new = {behind for behind, _ in node.next_functions} - seen
         seen |= new
         found += new
