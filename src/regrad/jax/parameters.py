@@ -105,17 +105,18 @@ class Parameters:
         parameters themselves, which the new program takes as additional first inputs.
         """
         self.seen, self.ruled, learned = [], [], len(program.in_avals) - len(call.arrays)
-        known = [(n, path, self.keys.get(path)) for n, path in self._places(call)]
-        named = [each for each in known if each[2] and is_float(jax.typeof(call.arrays[each[0]]))]
-        own = {v: core.Var(v.aval) for v in [program.jaxpr.invars[learned + n] for n, *_ in named]}
+        places = [(n, path) for n, path in self._places(call) if path in self.keys]
+        named = [(n, path) for n, path in places if is_float(jax.typeof(call.arrays[n]))]
+        invars = [program.jaxpr.invars[learned + n] for n, _ in named]
+        own = {v: core.Var(v.aval) for v in invars}
         inner = InnerRules([*own.values()])
         made = inner.program(program, own)
-        self.more: list[int] = [learned + n for n, *_ in named] if made is not program else []
-        for (n, path, key), v in zip(named, own.values(), strict=True):
+        self.more: list[int] = [learned + n for n, _ in named] if made is not program else []
+        for (n, path), v in zip(named, own.values(), strict=True):
             if v in inner.ruled and v not in inner.used:
                 self.covered.add(path)
                 continue
-            binding, x = self.bindings[key], call.arrays[n]
+            binding, x = self.bindings[self.keys[path]], call.arrays[n]
             hit = binding.hit_in(path, PARAMETER.type, find_caller(LIBRARIES))
             self.seen.append(Occurrence(binding, hit, tuple(x.shape), False))
             self.ruled.append((learned + n, binding, hit))

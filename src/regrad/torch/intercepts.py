@@ -56,7 +56,6 @@ from regrad.torch.parameters import (
     ParameterMode,
     note_given,
     refuse_read,
-    refuse_uncopied,
     with_copies,
 )
 from regrad.torch.places import COUNTS, open_here, path_here
@@ -271,7 +270,12 @@ def _intercept_level(old: Any, function: Any, *args: Any, **options: Any) -> Any
 
 def _note_function(function: Any, args: Sequence[Any]) -> None:
     """Note an `autograd.Function` that keeps its own gradient, since no scope has a rule for it."""
-    refuse_uncopied(function, args)
+    if type(function) is not running.Silent:
+        name = function.__name__
+        refuse_read(
+            args, f"{name} was applied to it through an `apply` from before the scope opened, so "
+            f"the rule would miss a gradient. Call {name}.apply itself."
+        )  # fmt: skip
     for scope, name in listing(function, open_here()).items():
         scope._untouched.note(name, find_caller(LIBRARIES), path=path_here(scope))
 
