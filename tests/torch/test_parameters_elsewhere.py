@@ -341,6 +341,7 @@ def test_functional_call_in_a_compiled_function():
     run = lambda p: functional_call(net, p, (X,))  # noqa: E731
     with override({at(parameter="**"): clip}, model=net) as used:
         torch.compile(run, backend="eager")(p).pow(2).sum().backward()
+        torch.compiler.reset()
         with pytest.raises(torch._dynamo.exc.Unsupported, match="call functional_call outside"):
             torch.compile(run, backend="eager", fullgraph=True)(p)
     used.assert_fired()
