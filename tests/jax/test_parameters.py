@@ -239,6 +239,8 @@ NESTS = {
     "vmap": lambda inner: lambda p, x: jax.vmap(both(inner), (None, 0))(p, x[:, None]).sum(),
     "cond": lambda inner: lambda p, x: jax.lax.cond(x[0, 0] > -9, both(inner), other, p, x),
 }
+# JAX 0.11 and later write a checkpoint in Python, and regrad cannot pass parameters into it.
+IS_CLOSED = "hi_primitive" in str(jax.make_jaxpr(jax.checkpoint(jnp.sin))(1.0).eqns[0].primitive)
 REVERSE = {"jit outside": jax.jit, "grad": lambda f: f}
 
 
@@ -249,6 +251,10 @@ def test_the_inner_override_wins(nest, way):
     p, x = params(), data()
     inner = override(loss, {at(parameter="enc.w"): flip}, model=p)
     ours = override(NESTS[nest](inner), {at(parameter="enc.*"): clip}, model=p)
+    if nest == "checkpoint" and IS_CLOSED:
+        with pytest.raises(GradientError, match="two overrides is inside"):
+            ours(p, x)
+        return
     inside, outside = (each(f) if nest in ("scan", "vmap") else f for f in (loss, other))
     a, b = jax.grad(inside)(p, x), jax.grad(outside)(p, x)
     found = REVERSE[way](jax.grad(ours))(p, x)

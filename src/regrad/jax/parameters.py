@@ -228,8 +228,11 @@ class InnerRules:
 
         if eqn.primitive is not op_p and eqn.primitive.name not in programs.CUSTOM:  # (hidden)
             params = {n: programs.mapped(x, partial(changed, n)) for n, x in params.items()}
+        is_remat = programs.name_of(eqn) == programs.REMAT  # (JAX shows its program elsewhere)
+        body = programs.remat_body(eqn) if is_remat else None
+        same = body is None or changed("", body) is body
         self.used.update(rest.values())
-        if programs.with_params(eqn, params) is eqn:
+        if same and programs.with_params(eqn, params) is eqn:
             return eqn
         what = "a parameter with rules of two overrides"
         return handing_on(eqn, params, self.more, find_line(eqn, "unknown"), what)

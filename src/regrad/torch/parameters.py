@@ -205,7 +205,9 @@ class Parameters:
                 if x is not None:
                     _, every, owners = found.setdefault(id(x), (x, [], []))
                     every += paths
-                    if isinstance(known.module._parameters, dict):  # (TorchScript has another class)
+                    if isinstance(
+                        known.module._parameters, dict
+                    ):  # (TorchScript has another class)
                         owners.append((known.module, name))
         steps = [ChainStep(tuple(paths), x) for x, paths, _ in found.values()]
         self.bindings: Mapping[Any, Any] = {}
