@@ -443,8 +443,7 @@ _READING = Replacements(lambda: [
     (torch.autograd.Function, "apply", _intercept_apply),
     *_find(OVERRIDES, "torch.nn.utils.stateless", "_functional_call", _intercept_functional_call,
            takes("module", "parameters_and_buffers")),
-    *_find(OVERRIDES, "torch._functorch.autograd_function", "custom_function_call",
-           _intercept_level, callable),
+    *_find(OVERRIDES, running.LEVELS, "custom_function_call", _intercept_level, callable),
 ])  # fmt: skip
 _TRACING = Replacements(lambda: _find_in_dynamo()[1:])
 

@@ -36,6 +36,8 @@ _has_forward_mode: Any = FUNCTIONS.part(
     lambda found: found() is True,
 )  # fmt: skip
 
+# The module in which torch.func passes a Function from one transformation to the next.
+LEVELS = "torch._functorch.autograd_function"
 # The modules where torch keeps the Functions of compiled programs, and of regions in them.
 _PROGRAMS = ("torch._functorch._aot_autograd", "torch._higher_order_ops")
 
