@@ -127,6 +127,41 @@ def test_a_wrong_exit_raises_and_changes_nothing(make, see, inside, outside, wro
     assert see() == outside
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_second_call_of_a_saved_exit_changes_nothing(kind):
+    """Also if another scope, or the scope itself, is open then."""
+    make, see, inside, outside = KINDS[kind]
+    scope = make()
+    scope.__enter__()
+    assert see() == inside
+    end = scope.__exit__
+    end(None, None, None)
+    reopened = [scope] if kind in ("core", "torch", "default_dtype") else []
+    for again in (None, make(), *reopened):
+        if again is not None:
+            again.__enter__()
+        before = see()
+        assert before == (outside if again is None else inside)
+        with contextlib.suppress(ArgumentError):
+            end(None, None, None)
+        assert see() == before
+        if again is not None:
+            leave(again)
+        assert see() == outside
+
+
+@pytest.mark.parametrize("kind", ["name_scope", "variable_scope", "default graph"])
+def test_a_block_is_entered_once(kind):
+    """A second `with` changes nothing, neither inside of the block nor after its end."""
+    make, see, inside, outside = KINDS[kind]
+    block = make()
+    with block:
+        refused(lambda: block.__enter__(), ArgumentError, "open, or has ended. Make a new")
+        assert see() == inside
+    refused(lambda: block.__enter__(), ArgumentError, "open, or has ended. Make a new")
+    assert see() == outside
+
+
 @pytest.mark.parametrize("kind", ["core", "graph", "default_dtype"])
 def test_a_scope_that_is_never_left_says_where_it_was_opened(kind):
     make, see, _, outside = KINDS[kind]

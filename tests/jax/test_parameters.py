@@ -209,6 +209,145 @@ def test_linen():
     np.testing.assert_allclose(found["bias"], plain["bias"], rtol=1e-12)
 
 
+# -- overridden functions that call each other -----------------------------------------------------
+
+
+def other(p, x):
+    return jnp.sin(x @ p["enc"]["w"] - p["enc"]["b"]).sum()
+
+
+def flip(dy):
+    return -3 * dy
+
+
+def both(inner):
+    return lambda p, x: inner(p, x) + other(p, x)
+
+
+def each(f):
+    """The sum over examples, in a loop."""
+    return lambda p, x: jax.lax.scan(lambda c, a: (c + f(p, a[None]), None), 0.0, x)[0]
+
+
+NESTS = {
+    "call": both,
+    "jit": lambda inner: both(jax.jit(inner)),
+    "in jit": lambda inner: jax.jit(both(inner)),
+    "jit in jit": lambda inner: jax.jit(both(jax.jit(inner))),
+    "checkpoint": lambda inner: jax.checkpoint(both(inner)),
+    "scan": lambda inner: each(both(inner)),
+    "vmap": lambda inner: lambda p, x: jax.vmap(both(inner), (None, 0))(p, x[:, None]).sum(),
+    "cond": lambda inner: lambda p, x: jax.lax.cond(x[0, 0] > -9, both(inner), other, p, x),
+}
+# JAX 0.11 and later write a checkpoint in Python, and regrad cannot pass parameters into it.
+IS_CLOSED = "hi_primitive" in str(jax.make_jaxpr(jax.checkpoint(jnp.sin))(1.0).eqns[0].primitive)
+REVERSE = {"jit outside": jax.jit, "grad": lambda f: f}
+
+
+@pytest.mark.parametrize("nest", [*NESTS])
+@pytest.mark.parametrize("way", [*REVERSE])
+def test_the_inner_override_wins(nest, way):
+    """Inside, the parameter has the rule of the inner override; elsewhere the other rule."""
+    p, x = params(), data()
+    inner = override(loss, {at(parameter="enc.w"): flip}, model=p)
+    ours = override(NESTS[nest](inner), {at(parameter="enc.*"): clip}, model=p)
+    if nest == "checkpoint" and IS_CLOSED:
+        with pytest.raises(GradientError, match="two overrides is inside"):
+            ours(p, x)
+        return
+    inside, outside = (each(f) if nest in ("scan", "vmap") else f for f in (loss, other))
+    a, b = jax.grad(inside)(p, x), jax.grad(outside)(p, x)
+    found = REVERSE[way](jax.grad(ours))(p, x)
+    expected = {"w": flip(a["enc"]["w"]) + clip(b["enc"]["w"])}
+    expected["b"] = clip(a["enc"]["b"] + b["enc"]["b"])
+    check(found, {"enc": expected, "head": a["head"]})
+    ours.assert_fired()
+
+
+def test_forward_mode_in_a_loop():
+    """The transposed rules, in both programs of a `while`."""
+
+    def loop(f):
+        def run(p, x):
+            step = lambda c: (c[0] + f(p, x) ** 2, c[1] + other(p, x), c[2] + 1)  # noqa: E731
+            start = (jnp.zeros(()), jnp.zeros(()), 0)
+            return sum(jax.lax.while_loop(lambda c: c[2] + 0 * f(p, x) < 2, step, start)[:2])
+
+        return run
+
+    p, x, five = params(), data(), lambda dy: 5 * dy
+    inner = override(loss, {at(parameter="enc.w"): flip}, model=p)
+    ours = override(loop(inner), {at(parameter="enc.w"): five}, model=p)
+    dot = numbers(3, 3, seed=4)
+    turn = lambda w: jax.jvp(lambda w: ours({**p, "enc": {**p["enc"], "w": w}}, x), (w,), (dot,))  # noqa: E731
+    plain = lambda f: (jax.grad(f)(p, x)["enc"]["w"] * dot).sum()  # noqa: E731
+    expected = 2 * (-3 * plain(lambda p, x: loss(p, x) ** 2) + 5 * plain(other))
+    np.testing.assert_allclose(turn(p["enc"]["w"])[1], expected, rtol=1e-12)
+
+
+def test_three_overrides():
+    p, x = params(), data()
+    inner = override(loss, {at(parameter="enc.w"): flip}, model=p)
+    middle = override(both(jax.jit(inner)), {at(parameter="enc.w"): lambda dy: 5 * dy}, model=p)
+    ours = override(jax.jit(both(middle)), {at(parameter="enc.w"): clip}, model=p)
+    a, b = (jax.grad(f)(p, x)["enc"]["w"] for f in (loss, other))
+    found = jax.grad(ours)(p, x)["enc"]["w"]
+    np.testing.assert_allclose(found, flip(a) + 5 * b + clip(b), rtol=1e-12)
+
+
+def test_an_inner_override_alone():
+    p, x = params(), data()
+    inner = override(loss, {at(parameter="enc.w"): flip}, model=p)
+    ours = override(jax.jit(inner), {at(parameter="enc.*"): clip}, model=p)
+    found, plain = jax.grad(ours)(p, x)["enc"], jax.grad(loss)(p, x)["enc"]
+    np.testing.assert_allclose(found["w"], flip(plain["w"]), rtol=1e-12)
+    np.testing.assert_allclose(found["b"], clip(plain["b"]), rtol=1e-12)
+    ours.assert_fired()
+    assert {hit.path for hit in ours.hits} == {"enc.b"}
+
+
+def test_the_gradient_of_an_inner_override():
+    """An inner step of gradient descent: the derivative of the gradient has the inner rule."""
+
+    def operation(rule):
+        @jax.custom_vjp
+        def op(x):
+            return x
+
+        op.defvjp(lambda x: (op(x), None), lambda _, dy: (rule(dy),))
+        return op
+
+    def step(f):
+        def after(p, x):
+            return other(jax.tree.map(lambda a, b: a - 0.1 * b, p, jax.grad(f)(p, x)), x)
+
+        return after
+
+    def by_hand(p, x):
+        inner, outer = operation(flip), operation(clip)
+        w, b, head = p["enc"]["w"], outer(p["enc"]["b"]), p["head"]
+        f = lambda p, x: loss({**p, "enc": {**p["enc"], "w": inner(p["enc"]["w"])}}, x)  # noqa: E731
+        d = jax.grad(f)({"enc": {"w": w, "b": b}, "head": head}, x)["enc"]
+        return other({"enc": {"w": outer(w) - 0.1 * d["w"], "b": b - 0.1 * d["b"]}}, x)
+
+    p, x = params(), data()
+    inner = override(loss, {at(parameter="enc.w"): flip}, model=p)
+    ours = override(step(inner), {at(parameter="enc.*"): clip}, model=p)
+    check(jax.grad(ours)(p, x)["enc"], jax.grad(by_hand)(p, x)["enc"])
+
+
+def test_an_inner_override_in_shard_map():
+    p, x = params(), data()
+    inner, mesh = (
+        override(loss, {at(parameter="enc.w"): flip}, model=p),
+        jax.make_mesh((1,), ("a",)),
+    )
+    spec = jax.sharding.PartitionSpec()
+    run = jax.shard_map(inner, mesh=mesh, in_specs=(spec, spec), out_specs=spec)
+    with pytest.raises(GradientError, match="two overrides is inside shard_map"):
+        override(run, {at(parameter="enc.w"): clip}, model=p)(p, x)
+
+
 # -- messages --------------------------------------------------------------------------------------
 
 

@@ -100,6 +100,25 @@ def test_a_trace_is_made_once_for_rules_that_do_the_same():
     assert len(runs) == 2
 
 
+@pytest.mark.parametrize("key", ["Tanh", rg.at(parameter="w")])
+@pytest.mark.parametrize("road", [lambda f: f, rg.grad], ids=["call", "grad"])
+def test_a_program_of_jit_is_made_once_for_tensors_that_rules_read(key, road):
+    """Its key has the rules, and the Tensors are its inputs; JAX's own key has their identities."""
+    jax.jit(TANH)(VALUES)  # (from now on, JAX has the rules)
+    w = rg.Variable([0.5, -1.0], name="w")
+    compiled = rg.jit(lambda: rg.variable_grads(lambda: rg.tanh(w).sum())[1]["w"].sum())
+
+    def scaled(factor):
+        with rg.gradient_override_map({key: lambda dy: dy * factor}):
+            return compiled()
+
+    inside = 2.0 if key == "Tanh" else (1 - np.tanh([0.5, -1.0]) ** 2).sum()
+    for factor in (2.0, 3.0, 4.0):
+        expected = factor * inside if road is not rg.grad else inside
+        np.testing.assert_allclose(road(scaled)(rg.scalar(factor)).item(), expected, rtol=1e-6)
+    assert compiled.cache_info()[:3] == (2, 1, 1)
+
+
 @pytest.mark.slow
 def test_scopes_within_scopes_and_within_traces():
     f = gradient()

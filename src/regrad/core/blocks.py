@@ -55,6 +55,8 @@ class _Ended(io.IOBase, Generic[T]):
         self.close = _not_open  # pyright: ignore (until the block is entered)
 
     def _begin(self) -> Callable[[], T]:
+        if self.steps.gi_suspended or self.steps.gi_frame is None:  # pyright: ignore
+            raise ArgumentError("this block is open, or has ended. Make a new one.")
         # (`send(True)` raises if the generator was never started)
         self.close = partial(any, map(self.steps.send, repeat(True)))  # pyright: ignore
         return MethodType(next, self.steps)

@@ -181,6 +181,17 @@ def in_state(state: State | None) -> Generator[None]:
             list(map(call, telling(before)))
 
 
+@block
+def unfollowed() -> Generator[None]:
+    """Run a block in which the followers have no overrides, until a state inside has some."""
+    told = [tell(None) for tell in FOLLOWERS]
+    try:
+        list(map(call, [tell for tell, _ in told]))
+        yield
+    finally:
+        list(map(call, [take_back for _, take_back in told]))
+
+
 HELD = "held"
 
 

@@ -56,7 +56,10 @@ def reading(jaxpr: core.Jaxpr, more: Sequence[core.Var]) -> core.Jaxpr:
     return jaxpr.replace(invars=[*more, *jaxpr.invars], debug_info=programs.unnamed(jaxpr))
 
 
-def handing_on(eqn: Any, params: dict[str, Any], more: Sequence[core.Var], where: str) -> Any:
+def handing_on(
+    eqn: Any, params: dict[str, Any], more: Sequence[core.Var], where: str,
+    what: str = "an operation with a rule that learns",
+) -> Any:  # fmt: skip
     """Return an equation with these parameters, whose programs take additional inputs."""
     k = len(more)
     like: list[Any] = [v.aval for v in (*more, *eqn.invars)]
@@ -64,16 +67,15 @@ def handing_on(eqn: Any, params: dict[str, Any], more: Sequence[core.Var], where
     run = _runner(eqn.replace(params=params), k)
     if run is None:
         raise GradientError(
-            f"override: a rule that learns is for an operation inside {eqn.primitive.name} "
-            f"({where}), into which regrad cannot pass its parameters. Put the override inside."
+            f"override: {what} is inside {eqn.primitive.name} ({where}), into which regrad cannot "
+            "pass its parameters. Put the override inside."
         )
     try:
         made = jax.make_jaxpr(lambda *xs: run(xs[:k], xs[k:]))(*given)
     except NameError as error:
         raise GradientError(
-            f"override: a rule that learns is for an operation inside {eqn.primitive.name} "
-            f"({where}) in a vmap with named axes, whose program regrad cannot rebuild. Put the "
-            "override inside."
+            f"override: {what} is inside {eqn.primitive.name} ({where}) in a vmap with named axes, "
+            "whose program regrad cannot rebuild. Put the override inside."
         ) from error
     return programs.as_call(eqn, made, invars=[*more, *eqn.invars], effects=made.effects)
 

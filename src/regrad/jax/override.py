@@ -254,8 +254,6 @@ class override(Report[KeyBinding]):
         where = self._surgery.where
         given = self._original, args, kwargs
         call = TracedCall(given, where and where.naming, self._traces_numpy)
-        if self._parameters is not None:
-            call.enter = self._parameters.enter
         try:
             traced = self._trace(call)
         except (jax.errors.JAXTypeError, jax.errors.JAXIndexError) as error:
@@ -263,7 +261,11 @@ class override(Report[KeyBinding]):
                 raise ArgumentError(f"override: {_READS.format(error)}") from error
             raise
         program, found = self._surgery.operate(traced)
+        arrays = call.arrays
+        if len(program.in_avals) > len(arrays):  # some rule reads its parameters
+            arrays = [*self._surgery.parameters, *arrays]
         if self._parameters is not None:  # (`found` may be from an earlier call)
+            program = self._parameters.plan(call, program)
             given, found = found, Occurrences()
             found.add(given)
             found.hits += self._parameters.seen
@@ -272,12 +274,11 @@ class override(Report[KeyBinding]):
             self._untouched.note(name, where, count)
         self._warn(found)
         self._note(found)
-        arrays = call.arrays
-        if len(program.in_avals) > len(arrays):  # some rule reads its parameters
-            arrays = [*self._surgery.parameters, *arrays]
         if self._order == 1:
             count, every = len(arrays), tied([*arrays, *program.consts])
             arrays, program = every[:count], program.replace(consts=every[count:])
+        if self._parameters is not None:
+            arrays = self._parameters.enter(arrays)
         return call.result(core.jaxpr_as_fun(program)(*arrays))
 
     def _trace(self, call: TracedCall) -> Any:
@@ -434,7 +435,6 @@ class TracedCall:
     def __init__(self, given: Any, naming: Naming | None = None, numpy: bool = False) -> None:
         self.given = given
         self.naming = naming
-        self.enter: Callable[[TracedCall, Any], Any] = lambda _, xs: xs  # changes the arrays
         self.outside: list[Any] = [] if naming is None else open_traces()
         self.modules: NnxObjects = NnxObjects(given)
         self.leaves: list[Any]
@@ -451,7 +451,6 @@ class TracedCall:
 
     def traced(self, *xs: Any) -> list[Any]:
         """Call the function on these arrays; return its arrays, then changed state."""
-        xs = self.enter(self, xs)
         leaves = replaced(self.leaves, self.places, xs[: len(self.places)])
         self.modules.inside(leaves, xs[len(self.places) :])
         f, args, kwargs = copies = tree_unflatten(self.structure, leaves)

@@ -11,19 +11,25 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import jax
+from jax.extend import core
 from jax.tree_util import keystr, tree_flatten_with_path, tree_leaves, tree_structure
 
 from regrad.core.callers import PACKAGE, find_caller
+from regrad.core.containers import replaced
 from regrad.core.parameters import PARAMETER, select, tell_idle
 from regrad.core.places import ChainStep, at
 from regrad.errors import ArgumentError, GradientError, kind
+from regrad.jax.equations import find_line
 from regrad.jax.gradients import Equation, RuleGradient
+from regrad.jax.host import programs
 from regrad.jax.keys import Key
+from regrad.jax.learned import handing_on, reading
 from regrad.jax.modules import module_types, parts, walk
-from regrad.jax.primitives import is_float, run_op
+from regrad.jax.primitives import is_float, op_p, run_op
 from regrad.jax.ruled import KeyBinding
 from regrad.jax.surgery import Occurrence
 
@@ -71,7 +77,9 @@ class Parameters:
             binding = self.bindings[key] = KeyBinding(ParameterKey(), rule, key)
             binding.marked, binding.sisters, binding.once = key in marked, [binding], once
             binding.bind(PARAMETER)  # raise now for a rule that does not fit
-        self.seen: list[Occurrence] = []  # in the last trace
+        self.seen: list[Occurrence] = []  # in the last call
+        self.ruled: list[tuple[int, KeyBinding, Any]] = []  # its arrays with rules, and their hits
+        self.covered: set[str] = set()  # paths of parameters with a rule in an inner override
 
     def _leaves(self, tree: Any) -> list[tuple[str, Any]]:
         """Return the arrays of a model by their paths (the Variables, for nnx)."""
@@ -90,14 +98,36 @@ class Parameters:
     def _is_like(self, part: Any) -> bool:
         return type(part) is type(self.model) and self._form(part) == self.like
 
-    def enter(self, call: Any, xs: Sequence[Any]) -> list[Any]:
-        """Return the arrays at the entry of a function, with the rules on the parameters."""
-        self.seen, made = [], list(xs)
-        for n, path in self._places(call):
-            key = self.keys.get(path)
-            if key is not None and is_float(jax.typeof(xs[n])):
-                made[n] = self._ruled(xs[n], path, self.bindings[key])
+    def plan(self, call: Any, program: Any) -> Any:
+        """Return the program of a call for arrays with the rules on the parameters.
+
+        The program of another override inside has the rules of that override. So it reads the
+        parameters themselves, which the new program takes as additional first inputs.
+        """
+        self.seen, self.ruled, learned = [], [], len(program.in_avals) - len(call.arrays)
+        places = [(n, path) for n, path in self._places(call) if path in self.keys]
+        named = [(n, path) for n, path in places if is_float(jax.typeof(call.arrays[n]))]
+        invars = [program.jaxpr.invars[learned + n] for n, _ in named]
+        own = {v: core.Var(v.aval) for v in invars}
+        inner = InnerRules([*own.values()])
+        made = inner.program(program, own)
+        self.more: list[int] = [learned + n for n, _ in named] if made is not program else []
+        for (n, path), v in zip(named, own.values(), strict=True):
+            if v in inner.ruled and v not in inner.used:
+                self.covered.add(path)
+                continue
+            binding, x = self.bindings[self.keys[path]], call.arrays[n]
+            hit = binding.hit_in(path, PARAMETER.type, find_caller(LIBRARIES))
+            self.seen.append(Occurrence(binding, hit, tuple(x.shape), False))
+            self.ruled.append((learned + n, binding, hit))
         return made
+
+    def enter(self, arrays: Sequence[Any]) -> list[Any]:
+        """Return the arrays for the planned program, with the rules on the parameters."""
+        made = list(arrays)
+        for n, binding, hit in self.ruled:
+            made[n] = _ruled(arrays[n], binding, hit)
+        return [*[arrays[n] for n in self.more], *made]
 
     def _places(self, call: Any) -> list[tuple[int, str]]:
         """Return the parameters' positions among the arrays of a call, with their paths."""
@@ -128,19 +158,13 @@ class Parameters:
             )
         return same[0][1]
 
-    def _ruled(self, x: Any, path: str, binding: KeyBinding) -> Any:
-        hit = binding.hit_in(path, PARAMETER.type, find_caller(LIBRARIES))
-        self.seen.append(Occurrence(binding, hit, tuple(x.shape), False))
-        rule, aval = binding.bind(PARAMETER), jax.typeof(x)
-        program = jax.make_jaxpr(lambda x: x)(x)
-        gradient = RuleGradient(rule, hit, [aval], [aval], [0], {}, {})
-        if rule.runs_op:
-            gradient.equation = Equation(program, [0], [None])
-        return run_op([x], program, gradient)[0]
-
     def idle(self) -> list[str]:
         """Return messages for keys of which some parameters got a gradient, and others did not."""
-        return [text for k, b in self.bindings.items() for text in tell_idle(k, b, self.keys)]
+        return [
+            text
+            for k, b in self.bindings.items()
+            for text in tell_idle(k, b, self.keys, self.covered)
+        ]
 
 
 def _path(path: Any) -> str:
@@ -150,3 +174,74 @@ def _path(path: Any) -> str:
 def _same(part: Any, model: Any) -> bool:
     pairs = zip(tree_leaves(part), tree_leaves(model), strict=True)
     return all(a is b for a, b in pairs)
+
+
+def _ruled(x: Any, binding: KeyBinding, hit: Any) -> Any:
+    """Return an array, whose gradient is the rule."""
+    rule, aval = binding.bind(PARAMETER), jax.typeof(x)
+    program = jax.make_jaxpr(lambda x: x)(x)
+    gradient = RuleGradient(rule, hit, [aval], [aval], [0], {}, {})
+    if rule.runs_op:
+        gradient.equation = Equation(program, [0], [None])
+    return run_op([x], program, gradient)[0]
+
+
+class InnerRules:
+    """Lets the rules of other overrides in a program read parameters without the rules around.
+
+    Args:
+        more: Variables for the parameters themselves, which a changed program takes as first
+            inputs.
+    """
+
+    def __init__(self, more: Sequence[core.Var]) -> None:
+        self.more = more
+        self.ruled: set[core.Var] = set()  # the variables that rules read
+        self.used: set[core.Var] = set()  # those whose parameter has other uses
+
+    def program(self, program: Any, own: Mapping[Any, core.Var]) -> Any:
+        """Return a program in which rules read these variables instead of inputs, or itself."""
+        jaxpr, eqns = getattr(program, "jaxpr", program), []
+        for eqn in jaxpr.eqns:
+            held = {i: own[v] for i, v in enumerate(eqn.invars) if type(v) is core.Var and v in own}
+            eqns.append(self._equation(eqn, held) if held else eqn)
+        self.used.update(own[v] for v in jaxpr.outvars if type(v) is core.Var and v in own)
+        made = programs.with_equations(jaxpr, eqns)
+        if made is jaxpr:
+            return program
+        made = reading(made, self.more)
+        return made if jaxpr is program else program.replace(jaxpr=made)
+
+    def _equation(self, eqn: Any, held: Mapping[int, core.Var]) -> Any:
+        if _is_of_parameter(eqn):
+            self.ruled.update(held.values())
+            return eqn.replace(invars=replaced(eqn.invars, [*held], held.values()))
+        rest, params = dict(held), eqn.params
+
+        def changed(name: str, inner: Any) -> Any:
+            invars, own = getattr(inner, "jaxpr", inner).invars, {}
+            for i, v in held.items():
+                if (place := programs.place_inside(eqn, name, i)) is not None:
+                    own[invars[place]] = v
+                    rest.pop(i, None)
+            return self.program(inner, own)
+
+        if eqn.primitive is not op_p and eqn.primitive.name not in programs.CUSTOM:  # (hidden)
+            params = {n: programs.mapped(x, partial(changed, n)) for n, x in params.items()}
+        is_remat = programs.name_of(eqn) == programs.REMAT  # (JAX shows its program elsewhere)
+        body = programs.remat_body(eqn) if is_remat else None
+        same = body is None or changed("", body) is body
+        self.used.update(rest.values())
+        if same and programs.with_params(eqn, params) is eqn:
+            return eqn
+        what = "a parameter with rules of two overrides"
+        return handing_on(eqn, params, self.more, find_line(eqn, "unknown"), what)
+
+
+def _is_of_parameter(eqn: Any) -> bool:
+    """Return whether an equation computes a parameter under a rule, or the tangent of that."""
+    found = eqn.params.get("gradient") or eqn.params.get("tangent")
+    while (inner := getattr(found, "one", getattr(found, "base", None))) is not None:
+        found = inner
+    found = getattr(found, "gradient", found)
+    return isinstance(found, RuleGradient) and found.rule.op.type == PARAMETER.type

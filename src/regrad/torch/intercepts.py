@@ -55,7 +55,7 @@ from regrad.torch.open_scopes import SCOPES, inside
 from regrad.torch.parameters import (
     ParameterMode,
     note_given,
-    refuse_uncopied,
+    refuse_read,
     with_copies,
 )
 from regrad.torch.places import COUNTS, open_here, path_here
@@ -262,9 +262,20 @@ def _intercept_apply(old: Any) -> Any:
     return classmethod(apply)
 
 
+@replacing
+def _intercept_level(old: Any, function: Any, *args: Any, **options: Any) -> Any:
+    """Read the copies of parameters in a Function that a transformation of torch.func passes on."""
+    return old(function, *with_copies(args), **options)
+
+
 def _note_function(function: Any, args: Sequence[Any]) -> None:
     """Note an `autograd.Function` that keeps its own gradient, since no scope has a rule for it."""
-    refuse_uncopied(function, args)
+    if type(function) is not running.Silent:
+        name = function.__name__
+        refuse_read(
+            args, f"{name} was applied to it through an `apply` from before the scope opened, so "
+            f"the rule would miss a gradient. Call {name}.apply itself."
+        )  # fmt: skip
     for scope, name in listing(function, open_here()).items():
         scope._untouched.note(name, find_caller(LIBRARIES), path=path_here(scope))
 
@@ -276,6 +287,8 @@ def _intercept_script(old: Any, self: Any, *args: Any, **options: Any) -> Any:
     args = with_copies(args)
     name = f"the TorchScript program {getattr(self, 'name', self)!r}"
     _refuse(name, lambda rules: script_types(self, rules))
+    if torch.is_grad_enabled():
+        refuse_read(running.owned(self), f"{name} reads it, and {_IN_SCRIPTS}")
     with Below() as below:
         y = old(self, *args, **options)
     wanted = wants_gradient([*tensors((y,))])
@@ -295,10 +308,14 @@ def _refuse(name: str, named: Callable[[Any], set[str]]) -> None:
     for scope in SCOPES.get():
         if types := named(scope._ruleset.rules):
             raise PassedOverError(
-                f"{name} runs {join_types(types)}, which is overridden, but torch calls no "
-                "override inside such a program. Use the Python module that was scripted or "
-                "traced, in which the rules apply."
+                f"{name} runs {join_types(types)}, which is overridden, but {_IN_SCRIPTS}"
             )
+
+
+_IN_SCRIPTS = (
+    "torch calls no override inside such a program. Use the Python module that was scripted or "
+    "traced, in which the rules apply."
+)
 
 
 # The keys that the modules of transformers call and that their fast path computes in one kernel.
@@ -385,6 +402,11 @@ def _entrances() -> Sequence[Entrance]:
     for mode in (Mode, ParameterMode):
         dynamo.skip_tracing(mode.__torch_function__)
     dynamo.skip_tracing(call_whole)
+    dynamo.break_graph(
+        note_given,
+        "regrad applies the rule of a parameter to the tensor that functional_call receives: call "
+        "functional_call outside of the compiled function, or compile without fullgraph",
+    )
     dynamo.dispatch_when_traced(dispatched_when_compiled())
     return [
         *_find(CHECKPOINTS, _CHECKPOINT, "CheckpointFunction.forward", _intercept_reentrant,
@@ -421,6 +443,7 @@ _READING = Replacements(lambda: [
     (torch.autograd.Function, "apply", _intercept_apply),
     *_find(OVERRIDES, "torch.nn.utils.stateless", "_functional_call", _intercept_functional_call,
            takes("module", "parameters_and_buffers")),
+    *_find(OVERRIDES, running.LEVELS, "custom_function_call", _intercept_level, callable),
 ])  # fmt: skip
 _TRACING = Replacements(lambda: _find_in_dynamo()[1:])
 

@@ -20,10 +20,11 @@ Invariants:
 
 from __future__ import annotations
 
+import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import ref
 
 import torch
@@ -37,10 +38,14 @@ from regrad.core.places import ChainStep, at
 from regrad.errors import ArgumentError, PassedOverError
 from regrad.torch.bridge import apply, is_differentiable
 from regrad.torch.calls import Overridden, RuleCall, pull_back
+from regrad.torch.enclosing import refuse_to_be_written
 from regrad.torch.host import (
     DisableTorchFunction,
-    in_forward_mode,
+    has_tangent,
+    is_scripted,
     is_transformed,
+    is_wrapped,
+    outside_transforms,
     run_as_leaf,
     unwrap,
 )
@@ -65,6 +70,7 @@ class Copied(torch.autograd.Function, metaclass=Silent):
         call, x = inputs
         # (saved tensors would be freed by the first backward pass)
         ctx.known, ctx.x = (call, [(tuple(x.shape), x.dtype)], None, call.kept), x
+        ctx.of_parameter = call
 
     @staticmethod
     def backward(ctx: Any, *dys: Tensor | None) -> Any:
@@ -72,10 +78,25 @@ class Copied(torch.autograd.Function, metaclass=Silent):
         return pull_back(ctx, [ctx.x] * (len(call.kept) + call.keeps_y), dys)
 
 
+class CopiedInTransform(Overridden):
+    """The copy of a tensor of torch.func. Each open transformation makes a node of its own."""
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        Overridden.setup_context(ctx, inputs, output)
+        ctx.of_parameter, x = inputs
+        ctx.has_rule = not _is_behind(x, ctx.of_parameter.place)
+
+    @staticmethod
+    def backward(ctx: Any, *dys: Tensor | None) -> Any:
+        return Overridden.backward(ctx, *dys) if ctx.has_rule else (None, *dys)
+
+
 class ParameterCall(RuleCall):
     """The use of a parameter by a scope. Its own gradient is the incoming gradient."""
 
     ran: bool = False  # whether a backward pass has reached it
+    place: Any = None
 
     def count_run(self) -> None:
         self.ran = True
@@ -85,47 +106,80 @@ class ParameterCall(RuleCall):
         return {0: dys[0]}
 
 
+class Place(NamedTuple):
+    """A parameter that a key names: its first path, and its modules (by `id`) with its names."""
+
+    key: at
+    path: str
+    spots: frozenset[tuple[int, str]]
+
+
+def _is_behind(x: Tensor, place: Place) -> bool:
+    """Return whether a tensor was computed from a copy of the same parameter, in an open scope."""
+    rules = [rule for table in _tables() for rule in table.rules.values()]
+    found: list[Any] = [unwrap(x).grad_fn]
+    seen = {None, *found}
+    for node in found if found[0] is not None else ():  # (`found` grows during the loop)
+        call = getattr(node, "of_parameter", None)
+        if call and call.rule in rules and not call.place.spots.isdisjoint(place.spots):
+            return True
+        new = {behind for behind, _ in node.next_functions} - seen
+        seen |= new
+        found += new
+    return False
+
+
 class Copy:
     """The copy of one parameter, made at its first use."""
 
-    def __init__(self, parameters: Parameters, x: Tensor, key: at, path: str) -> None:
+    def __init__(self, parameters: Parameters, x: Tensor, place: Place) -> None:
         self.parameters = parameters
         self.x = x  # (while it is alive, no other tensor has its identity)
-        self.key = key
-        self.path = path
+        self.place = place
         self.made: Any = None
         self.call: Any = None
 
     def get(self) -> Tensor:
         """Return the copy."""
+        key, path, _ = self.place
         if AROUND.get().reentrant:
             raise PassedOverError(
-                f"{self.key!r} has a rule for the sum of the gradients of {self.path!r}, but a "
+                f"{key!r} has a rule for the sum of the gradients of {path!r}, but a "
                 "reentrant checkpoint differentiates its part of the model alone. Pass "
                 "use_reentrant=False to torch.utils.checkpoint."
             )
+        if is_scripted():
+            refuse_to_be_written(repr(key))
+        if is_transformed() and not is_wrapped(self.x):  # (each transformation reads one copy)
+            with outside_transforms():
+                return self.get()
         with _LOCK:
             x, y = self.x, self.made
             if y is None or (y.shape, y.dtype, y.device) != (x.shape, x.dtype, x.device):
-                self.made = self._make()
+                self.made = x  # (while it is made, transformations pass its levels)
+                try:
+                    self.made = self._make()
+                finally:
+                    self.made = None if self.made is x else self.made
             elif type(x) in _PLAIN and not is_transformed() and not y.is_set_to(x):
                 y.data = x.data  # (the program has assigned to `x.data`)
             return self.made
 
     def _make(self) -> Tensor:
-        rule, binding = self.parameters.rules[self.key], self.parameters.bindings[self.key]
-        hit = binding.hit_in(self.path, PARAMETER.type, find_caller(LIBRARIES))
+        key, path, _ = self.place
+        rule, binding = self.parameters.rules[key], self.parameters.bindings[key]
+        hit = binding.hit_in(path, PARAMETER.type, find_caller(LIBRARIES))
         hit.add(tuple(self.x.shape))
         for table in _tables():
-            table.covered |= set() if table is self.parameters else {self.path}
+            table.covered |= set() if table is self.parameters else {path}
         self.call = call = ParameterCall(rule, [self.x], None, {}, lambda x: x, hit)
-        call.once = rule.once
-        if not (is_transformed() or in_forward_mode()):
-            y = apply(Copied, call, self.x)
-            run_as_leaf(y.grad_fn)  # (FSDP2 takes the gradients when a module's backward pass ends)
-            return y
-        y = apply(Overridden, call, self.x)
-        return unwrap(y) if self.x.is_leaf and unwrap(self.x) is self.x else y
+        call.once, call.place = rule.once, self.place
+        if is_transformed() or has_tangent(self.x):
+            y = apply(CopiedInTransform, call, self.x)
+            return unwrap(y) if unwrap(self.x) is self.x else y
+        y = apply(Copied, call, self.x)
+        run_as_leaf(y.grad_fn)  # (FSDP2 takes the gradients when a module's backward pass ends)
+        return y
 
 
 _PLAIN = (Tensor, torch.nn.Parameter)
@@ -151,27 +205,37 @@ class Parameters:
                 if x is not None:
                     _, every, owners = found.setdefault(id(x), (x, [], []))
                     every += paths
-                    owners.append((known.module, name))
+                    if isinstance(
+                        known.module._parameters, dict
+                    ):  # (TorchScript has another class)
+                        owners.append((known.module, name))
         steps = [ChainStep(tuple(paths), x) for x, paths, _ in found.values()]
         self.bindings: Mapping[Any, Any] = {}
-        # the owners and names of the parameters, each with key and path
-        self.places: dict[tuple[int, str], tuple[Any, str, at, str]] = {}
+        # by the owners (of which one may have several parameters) and names of the parameters
+        self.places: dict[tuple[int, str], tuple[Any, Place]] = {}
         self.copies: dict[int, Copy] = {}  # by the identity of the tensor
         self.covered: set[str] = set()  # paths of parameters with a rule in an inner scope
-        self.later: dict[str, Copy] = {}  # the last tensor that the program put in a path
+        self.later: dict[tuple[Place, int], Copy] = {}  # the last tensors put in a place
         self.others: dict[int, Any] = {}  # other leaves
         chosen = select(rules, steps, marked)
         for (x, paths, owners), key in zip(found.values(), chosen, strict=True):
             if key is not None:
-                self.copies[id(x)] = Copy(self, x, key, paths[0])
-                for module, name in owners:
-                    self.places[id(module), name] = module, name, key, paths[0]
-        self.paths: dict[str, at] = {copy.path: copy.key for copy in self.copies.values()}
+                spots = {(id(module), name): module for module, name in owners}
+                place = Place(key, paths[0], frozenset(spots))
+                self.copies[id(x)] = Copy(self, x, place)
+                self.places |= {spot: (module, place) for spot, module in spots.items()}
+        known = [copy.place for copy in self.copies.values()]
+        self.paths: dict[str, at] = {place.path: place.key for place in known}
 
     def close(self) -> None:
         """Release the copies of tensors that are no longer in the model."""
-        now = {id(module._parameters.get(name)) for module, name, *_ in self.places.values()}
+        now = {id(x) for _, _, x in self._now()}
         self.later, self.copies = {}, {n: copy for n, copy in self.copies.items() if n in now}
+
+    def _now(self) -> list[tuple[Any, str, Any]]:
+        """Return the modules and names of the parameters, and the tensors that are there now."""
+        places = [(module, name) for (_, name), (module, _) in self.places.items()]
+        return [(module, name, module._parameters.get(name)) for module, name in places]
 
     def unread(self, key: str) -> str:
         """Return a message for a key (as text) whose parameters no function has read."""
@@ -189,24 +253,31 @@ class Parameters:
             seen = self.others.get(id(x))
             if seen is None or seen() is not x:
                 self.others[id(x)] = ref(x)
-                for module, name, *_ in self.places.values():
-                    self.note(module, name, module._parameters.get(name))  # (as FSDP2 puts it)
+                for module, name, y in self._now():  # (FSDP2 puts others there)
+                    self.note(module, name, y)
                 found = self.copies.get(id(x))
         if found is None or not (x.requires_grad or is_transformed()):
             return None
         return found.get()
 
-    def note(self, module: Any, name: str, x: Any) -> None:
-        """Record that a tensor is the parameter of a module, if a key names that parameter."""
-        place = self.places.get((id(module), name))
+    def note(self, module: Any, name: str, x: Any, depth: int = 0) -> None:
+        """Record that a tensor is the parameter of a module, if a key names that parameter.
+
+        (The tensor inside an argument of `torch.func.grad` is the parameter outside of `grad`.)
+        """
+        _, place = self.places.get((id(module), name), (None, None))
         if place is None or id(x) in self.copies or not isinstance(x, Tensor):
             return
-        *_, key, path = place
-        before = self.later.get(path)
+        if _is_behind(x, place):  # (the parameter itself has the rule)
+            return
+        inner = torch.func.debug_unwrap(x, recurse=False)
+        if inner is not x and x.requires_grad and inner.requires_grad:
+            self.note(module, name, inner, depth + 1)
+        before = self.later.get((place, depth))
         if before is not None and before.call is not None and before.call.ran:
             self.copies.pop(id(before.x), None)  # (a long scope must not keep all of them)
         if is_differentiable(x):
-            self.later[path] = self.copies[id(x)] = Copy(self, x, key, path)
+            self.later[place, depth] = self.copies[id(x)] = Copy(self, x, place)
 
 
 def _open() -> list[Parameters]:
@@ -251,19 +322,16 @@ def note_given(module: Any, given: Any) -> None:
             each.note(owner, last, x)
 
 
-def refuse_uncopied(function: Any, args: Sequence[Any]) -> None:
-    """Raise for an `autograd.Function` whose `apply` the program looked up before the scope."""
+def refuse_read(xs: Iterable[Any], why: str) -> None:
+    """Raise for code that reads the parameters of keys themselves, not their copies."""
     around = AROUND.get()
-    if around.own or around.within is not None or type(function) is Silent:
+    if around.own or around.within is not None or not (tables := _tables()):
         return
-    for table in _tables():
-        for copy in [table.copies.get(id(x)) for x in args]:
-            if copy is not None and copy.x.requires_grad:
-                raise PassedOverError(
-                    f"{function.__name__} was applied to the parameter {copy.path!r}, which has a "
-                    f"rule by {copy.key!r}, through an `apply` from before the scope opened, so "
-                    f"the rule would miss a gradient. Call {function.__name__}.apply itself."
-                )
+    for copy in [table.copies.get(id(x)) for x in xs for table in tables]:
+        if copy is not None and copy.x.requires_grad:
+            raise PassedOverError(
+                f"the parameter {copy.place.path!r} has a rule by {copy.place.key!r}, but {why}"
+            )
 
 
 class ParameterMode(Mode):
@@ -274,12 +342,18 @@ class ParameterMode(Mode):
     ) -> Any:
         if is_grad_enabled() and not is_dynamo_compiling():
             first = _first_read(func)
+            if func in _SAME and args[0] is args[-1]:  # (torch looks up the nodes of leaves by it)
+                is_torchs = sys._getframe(1).f_code.co_filename.startswith(LIBRARIES)
+                first = None if is_torchs else first
             if first is not None and (tables := _open()):
                 with DisableTorchFunction():
                     args = (*args[:first], *[_one(x, tables) for x in args[first:]])
                     named = (kwargs or {}).items()
                     kwargs = {n: x if n == "out" else _one(x, tables) for n, x in named}
         return Mode.__torch_function__(self, func, types, args, kwargs)
+
+
+_SAME = frozenset((Tensor.view_as, Tensor.expand_as))
 
 
 # Functions of a parameter itself, not of its value.

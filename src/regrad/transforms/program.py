@@ -35,6 +35,7 @@ Invariants:
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -44,7 +45,7 @@ from regrad.core.interrupts import Deferred
 from regrad.core.kernel_errors import LEAKED
 from regrad.core.promotion import get_default_dtype
 from regrad.core.sharding import layout, to_jax, to_jax_as, trouble
-from regrad.core.state import OPEN, State, current, refuse_elsewhere
+from regrad.core.state import OPEN, State, current, refuse_elsewhere, unfollowed
 from regrad.core.tensor import Tensor, wrap
 from regrad.errors import DeviceError, DTypeError, StaleError, TraceError
 from regrad.transforms.arguments import can_go_in, private
@@ -122,8 +123,11 @@ class Program:
     def __call__(
         self, xs: Sequence[Tensor], closure: Closure | None = None, overrides: Overrides = None
     ) -> tuple[list[Tensor], Any]:
-        """Return the results as Tensors, and their structure; make assignments and records."""
-        with UPDATES:
+        """Return the results as Tensors, and their structure; make assignments and records.
+
+        (JAX does not distinguish overrides here: the key under which `jit` found the program does.)
+        """
+        with UPDATES, unfollowed() if overrides else nullcontext():
             self._prepare(closure, overrides)
             # Each iteration finds more sources than the one before. Their number is finite, because
             # the body runs once and later iterations replay it.
@@ -233,7 +237,7 @@ class Program:
 
     def lower(self, xs: Sequence[Tensor], closure: Closure, overrides: Overrides) -> Any:
         """Return JAX's `Lowered` of the program for these inputs, which is traced but not run."""
-        with UPDATES:
+        with UPDATES, unfollowed() if overrides else nullcontext():
             self._prepare(closure, overrides)
             while True:
                 inputs = [*xs, *map(self._value, self.sources)]

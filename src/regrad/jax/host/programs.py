@@ -202,6 +202,24 @@ def runs(eqn: Any) -> Sequence[Any]:
     return branches(eqn) if eqn.primitive.name == "cond" else (called(eqn),)
 
 
+def place_inside(eqn: Any, name: str, i: int) -> int | None:
+    """Return the place of an operand among the inputs of a program that the equation runs.
+
+    None for the program that is the parameter `name` if it receives another value.
+    """
+    first, last = 0, len(eqn.invars)
+    if eqn.primitive.name == "cond":
+        first = 1
+    elif eqn.primitive.name == "scan":
+        last = scan(eqn).consts
+    elif eqn.primitive.name == "while":
+        p = Params(eqn)
+        last = p["cond_nconsts"]
+        if name == "body_jaxpr":
+            first, last = last, last + p["body_nconsts"]
+    return i - first if first <= i < last else None
+
+
 def bodies(values: Iterable[Any]) -> Iterator[Any]:
     """Yield the programs among the parameters of an equation, opened."""
     for value in values:

@@ -328,6 +328,22 @@ func_gradient: Any = COMPILING.part(
 )  # fmt: skip
 
 
+outside_transforms: Any = OVERRIDES.part(
+    "torch._functorch.pyfunctorch.temporarily_clear_interpreter_stack",
+    "no public API runs code outside of the active transformations of torch.func", callable,
+)  # fmt: skip
+
+
+def is_wrapped(x: torch.Tensor) -> bool:
+    """Return whether a tensor belongs to a transformation of torch.func."""
+    return torch.func.debug_unwrap(x, recurse=False) is not x
+
+
+def has_tangent(x: torch.Tensor) -> bool:
+    """Return whether a tensor moves in forward mode."""
+    return forward_ad._current_level >= 0 and forward_ad.unpack_dual(x).tangent is not None
+
+
 def unwrap(x: torch.Tensor) -> torch.Tensor:
     """Return a tensor in the form that autograd records, without the wrappers of `vmap`."""
     while not x.requires_grad:  # (one wrapper for each open level of `vmap` and `grad`)

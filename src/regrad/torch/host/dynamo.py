@@ -83,6 +83,15 @@ def skip_tracing(function: Callable[..., Any], inside: bool = True) -> None:
         setter(function.__code__, strategy(action.SKIP, action.SKIP if inside else action.DEFAULT))
 
 
+def break_graph(function: Callable[..., Any], why: str) -> None:
+    """Make torch.compile end a program where traced code calls a function of regrad.
+
+    (`torch.compiler.disable` does this too, but imports Dynamo, which takes long.)
+    """
+    function.__dict__.update(_torchdynamo_disable=True, _torchdynamo_disable_msg=why)
+    skip_tracing(function)
+
+
 def as_constant(function: Callable[..., Any]) -> Callable[..., Any]:
     """Make torch.compile call a function during tracing, and use the result as a constant.
 

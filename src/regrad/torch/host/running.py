@@ -36,6 +36,8 @@ _has_forward_mode: Any = FUNCTIONS.part(
     lambda found: found() is True,
 )  # fmt: skip
 
+# The module in which torch.func passes a Function from one transformation to the next.
+LEVELS = "torch._functorch.autograd_function"
 # The modules where torch keeps the Functions of compiled programs, and of regions in them.
 _PROGRAMS = ("torch._functorch._aot_autograd", "torch._higher_order_ops")
 
@@ -372,6 +374,18 @@ def inlined(program: Any) -> Any:
     return graph
 
 
+def owned(program: Any) -> Iterator[torch.Tensor]:
+    """Yield the parameters of the module to which a TorchScript program belongs."""
+    owners = [program.owner] if isinstance(program, torch.ScriptMethod) else []
+    for owner in owners:  # (`owners` grows during the loop)
+        yield from [x for _, x in _parameters_of(owner).items()]
+        owners += [inner for _, inner in _modules_of(owner).items()]
+
+
+_parameters_of: Any = SCRIPTS.part(
+    "torch._C.ParameterDict", "a program has no public list of its parameters", callable
+)
+_modules_of: Any = SCRIPTS.part("torch._C.ModuleDict", "as for the parameters", callable)
 _inline: Any = SCRIPTS.part(
     "torch._C._jit_pass_inline", "methods of scripted modules have no inlined graph", callable
 )  # fmt: skip
