@@ -170,13 +170,24 @@ add = define("tf.add(x, y)", "AddV2", rg.add, NUMBERS, *PAIR, "[ 9., -1.]", scop
 subtract = define("tf.subtract(x, y)", "Sub", rg.subtract, NUMBERS, *PAIR, "[ 5., -5.]")
 multiply = define("tf.multiply(x, y)", "Mul", rg.multiply, NUMBERS, *PAIR, "[14., -6.]")
 realdiv = define("tf.realdiv(x, y)", "RealDiv", rg.divide, INEXACT, *PAIR, "[ 3.5, -1.5]")
-floor_div = define("tf.floor_div(x, y)", "FloorDiv", rg.floor_divide, REALS, *PAIR, "[ 3., -2.]")
 
 
-@row(
-    "tf", "FloorDiv", lambda a, b: rg.floor_divide(a, whole_divisor("floordiv", b)), REALS,
-    scope="floordiv",
-)  # fmt: skip
+def _floor_divide(x: Tensor, y: Tensor) -> Tensor:
+    return rg.floor_divide(x, whole_divisor("FloorDiv", y))
+
+
+@row("tf", "FloorDiv", _floor_divide, REALS)
+def floor_div(x, y):
+    """Return `x // y`, rounded down. An integer y must not be 0. The gradient is 0.
+
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> tf.floor_div(rg.asarray([7.0, -3.0]), rg.asarray([2.0, 2.0]))
+    Tensor([ 3., -2.], dtype=float32)
+    """
+
+
+@row("tf", "FloorDiv", _floor_divide, REALS, scope="floordiv")
 def floordiv(x, y):
     """Return `x // y`, rounded down. An integer y must not be 0. The gradient is 0.
 
@@ -375,7 +386,8 @@ def div(x: TensorLike, y: TensorLike, name: str | None = None) -> Any:
 
 
 def _truncate_divide(x: rg.Tensor, y: rg.Tensor) -> rg.Tensor:
-    """Return `x / y` rounded towards zero, like integer division in C."""
+    """Return `x / y` rounded towards zero, like integer division in C. It has no gradient."""
+    x, y = rg.stop_gradient(x), rg.stop_gradient(whole_divisor("TruncateDiv", y))
     return rg.sign(x) * rg.sign(y) * (rg.abs(x) // rg.abs(y))
 
 
