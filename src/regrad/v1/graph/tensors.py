@@ -341,7 +341,7 @@ def rg_read(value: TensorLike) -> rg.Tensor:
 
 
 @dataclass(eq=False, repr=False)
-class IndexedSlices:
+class IndexedSlices(TensorView):
     """Rows of a tensor: `values[i]` is added to row `indices[i]`. A rule may return IndexedSlices.
 
     regrad's gradients are dense. IndexedSlices become a dense tensor where they are used.
@@ -363,6 +363,9 @@ class IndexedSlices:
     values: TensorLike
     indices: TensorLike
     dense_shape: TensorLike = None
+
+    def _read(self) -> rg.Tensor:
+        return CONVERSIONS[IndexedSlices](self, None, None)._read()
 
 
 class AllAxes(NamedTuple):
