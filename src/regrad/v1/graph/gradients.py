@@ -176,6 +176,7 @@ def build_gradients(
     """Return the result of `gradients`. See `pull_in_graph` for `seen`."""
     targets = [_target(y) for y in _listed(ys)]
     sources = [_inside(_source(x), x) for x in _listed(xs)]
+    _check_graphs([*targets, *map(tensor_of, sources)])
     weights = _weights(targets, grad_ys)
     stops = [] if stop_gradients is None else _listed(stop_gradients)
     stopped = {_source(x).node for x in stops}
@@ -216,6 +217,14 @@ def _inside(symbol: Symbol, x: Any) -> Symbol:
     return graph.entering(own._read())._data
 
 
+def _check_graphs(tensors: Sequence[rg.Tensor]) -> None:
+    """Raise unless the ys and the xs are tensors of one graph."""
+    first = tensors[0] if tensors else None
+    for x in tensors:
+        if first is not None and x._data.node.graph is not first._data.node.graph:
+            raise GraphError(f"{face(x)} must be from the same graph as {face(first)}")
+
+
 def _check_options(unconnected: str, aggregation: int | None) -> None:
     if unconnected not in ("none", "zero"):
         raise GraphError(f"Unknown value for unconnected_gradients: {unconnected!r}")
@@ -247,11 +256,10 @@ def _seed(y: rg.Tensor, dy: TensorLike, index: int) -> rg.Tensor:
     if not is_tensor(dy) and not isinstance(dy, IndexedSlices):
         dy = _constant_like(dy, y)
     dy = convert_to_tensor(dy, name=f"grad_ys_{index}")
-    kind = dy._symbol.dtype.kind
-    if kind not in ("iuf" if y._data.dtype.kind != "c" else "c"):
+    wanted, got = y._data.dtype, dy._symbol.dtype
+    if got != wanted if is_inexact(wanted) else got.kind not in "iuf":
         raise DTypeError(
-            f"Gradient type {dy.dtype.name} generated for {y._data.dtype} tensor {face(y)} must be "
-            f"{'complex' if y._data.dtype.kind == 'c' else 'real or integer'}"
+            f"grad_ys[{index}] has the dtype {dy.dtype.name}, and {face(y)} has {face(y).dtype.name}"
         )
     if dy.shape.ndims == 0 and dims.same((), y._data.shape) is not True:
         return OPS["BroadcastTo"].function(dy._read(), y._data.shape)
