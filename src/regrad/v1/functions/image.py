@@ -6,12 +6,13 @@ from collections.abc import Callable
 from typing import Any
 
 import regrad as rg
+from regrad.core import dims
 from regrad.core.op import TensorLike
 from regrad.core.tensor import Tensor
-from regrad.errors import GraphError
+from regrad.errors import GraphError, ShapeError
 from regrad.v1.functions.random_ops import random_uniform
 from regrad.v1.graph.conversion import as_sizes, build, convert_to_tensor
-from regrad.v1.graph.forms import one_op, scope
+from regrad.v1.graph.forms import one_op, rank_of, scope, shape_of, tensor
 from regrad.v1.graph.row_docs import fill_in
 from regrad.v1.graph.rows import row
 from regrad.v1.graph.tf_names import RESIZE
@@ -87,7 +88,7 @@ def resize_images(
         preserve_aspect_ratio: Must be false.
 
     Returns:
-        A tensor of floats.
+        A tensor of floats. Images that have this size are returned unchanged.
 
     Raises:
         GraphError: the method is not supported.
@@ -103,6 +104,10 @@ def resize_images(
             "resize_images: the methods are BILINEAR and NEAREST_NEIGHBOR, without "
             f"preserve_aspect_ratio; got the method {method!r}"
         )
+    images, sizes = tensor(images), as_sizes(size)
+    whole = isinstance(sizes, tuple) and rank_of(images) in (3, 4)
+    if whole and dims.same(shape_of(images)[-3:-1], sizes):
+        return images
     with scope(name or "resize", images):
         return METHODS[method](images, size, align_corners)
 
@@ -122,13 +127,16 @@ def _flip(
         Returns:
             A tensor of the same shape and dtype.
 
+        Raises:
+            ShapeError: the image does not have rank 3 or 4.
+
         Op type: `ReverseV2`. Source: `tf.image.{name}`.
 
         >>> with tf.Graph().as_default(), tf.Session() as sess:
         ...     print(sess.run(tf.image.{name}([[[1], [2]], [[3], [4]]])).tolist())
         {shown}
         """
-        return one_op(None, name, rg.flip, image, axis=axis)
+        return one_op(None, name, rg.flip, _image(name, image), axis=axis)
 
     def random_flip(image: TensorLike, seed: int | None = None) -> Any:
         """Flip each image {direction} with probability 1/2, at random in each run.
@@ -140,13 +148,16 @@ def _flip(
         Returns:
             A tensor of the same shape and dtype.
 
+        Raises:
+            ShapeError: the image does not have rank 3 or 4.
+
         Source: `tf.image.{name}`.
 
         >>> with tf.Graph().as_default():
         ...     print(tf.image.{name}(tf.zeros([4, 5, 3])).shape)
         (4, 5, 3)
         """
-        image = convert_to_tensor(image)
+        image = _image(name, convert_to_tensor(image))
         shape = image._symbol.shape
         with scope(f"random_{name}"):
             each = [] if len(shape) == 3 else [shape[0], 1, 1, 1]
@@ -155,6 +166,13 @@ def _flip(
 
     plain = fill_in(flip, name, direction=direction, shown=shown)
     return plain, fill_in(random_flip, f"random_{name}", direction=direction)
+
+
+def _image(what: str, image: TensorLike) -> Any:
+    image = tensor(image)
+    if rank_of(image) not in (3, 4, None):
+        raise ShapeError(f"{what}: expected an image of rank 3, or 4 with a batch, got {image}")
+    return image
 
 
 def _where_less(noise: Tensor, yes: Tensor, no: Tensor) -> Any:
@@ -192,4 +210,4 @@ def _standardize(x: Tensor) -> Any:
     x, axes = _as_floats(x), (-3, -2, -1)
     count = rg.sum(rg.ones_like(x), axis=axes, keepdims=True)
     mean, variance = rg.nn.moments(x, axes, keepdims=True)
-    return (x - mean) / rg.maximum(rg.sqrt(variance), rg.rsqrt(count))
+    return (x - mean) / rg.sqrt(rg.maximum(variance, 1 / count))
