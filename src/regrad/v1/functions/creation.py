@@ -13,6 +13,7 @@ from regrad.core import numbers
 from regrad.core.dims import Dim, is_known
 from regrad.core.op import TensorLike
 from regrad.core.tensor import Tensor
+from regrad.errors import DTypeError, ShapeError
 from regrad.graph.graph import CONST, defer, graph_op
 from regrad.shapes.infer import Spec
 from regrad.v1 import dtypes
@@ -20,7 +21,7 @@ from regrad.v1.functions.arrays import broadcast_to, dimension_tensor, expand_di
 from regrad.v1.functions.math import cast, equal, less, where
 from regrad.v1.functions.reductions import reduce_max
 from regrad.v1.graph.conversion import as_array, as_sizes, constant
-from regrad.v1.graph.forms import dtype_of, is_eager, one_op, scope
+from regrad.v1.graph.forms import dtype_of, is_eager, one_op, rank_of, scope
 from regrad.v1.graph.forms import tensor as as_tensor
 from regrad.v1.graph.kinds import FLOATS
 from regrad.v1.graph.rows import listed, row, written
@@ -41,12 +42,17 @@ def fill(dims: TensorLike, value: TensorLike, name: str | None = None) -> Any:
     Returns:
         A tensor of this shape, of the value's dtype.
 
+    Raises:
+        ShapeError: the value does not have rank 0.
+
     Op type: `BroadcastTo`. Source: `tf.fill`.
 
     >>> with tf.Graph().as_default(), tf.Session() as sess:
     ...     print(sess.run(tf.fill([3], 7)))
     [7 7 7]
     """
+    if rank_of(value) if is_tensor(value) else np.ndim(value):
+        raise ShapeError(f"fill: expected a value of rank 0, got {value}")
     return broadcast_to(value, dims, name or "Fill")
 
 
@@ -308,6 +314,9 @@ def one_hot(indices, depth, on_value=None, off_value=None, axis=None, dtype=None
     Returns:
         A tensor with one more axis than the indices.
 
+    Raises:
+        DTypeError: on_value and off_value have different dtypes, and there is no `dtype`.
+
     Op type: `OneHot`. Source: `tf.one_hot`.
 
     >>> with tf.Graph().as_default(), tf.Session() as sess:
@@ -316,6 +325,10 @@ def one_hot(indices, depth, on_value=None, off_value=None, axis=None, dtype=None
      [1. 0. 0.]]
     """
     on, off = 1 if on_value is None else on_value, 0 if off_value is None else off_value
+    if dtype is None and on_value is not None and off_value is not None:
+        kinds = [_dtype_of_values(v) for v in (on_value, off_value)]
+        if kinds[0] != kinds[1]:
+            raise DTypeError(f"one_hot: on_value and off_value have other dtypes: {kinds}")
     out_dtype = _dtype_of_values(on_value, off_value) if dtype is None else dtypes.to_numpy(dtype)
     attrs = {"depth": as_sizes(depth), "axis": -1 if axis is None else axis}
     if not is_tensor(on) and not is_tensor(off):

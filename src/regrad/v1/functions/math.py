@@ -438,7 +438,7 @@ def scalar_mul(scalar: TensorLike, x: TensorLike, name: str | None = None) -> An
         A tensor of x's shape and dtype.
 
     Raises:
-        ShapeError: scalar does not have rank 0.
+        ShapeError: scalar does not have rank 0, or its rank is unknown.
 
     Op type: `Mul`. Source: `tf.scalar_mul`.
 
@@ -446,7 +446,7 @@ def scalar_mul(scalar: TensorLike, x: TensorLike, name: str | None = None) -> An
     ...     print(sess.run(tf.scalar_mul(3.0, tf.constant([1.0, 2.0]))))
     [3. 6.]
     """
-    if rank_of(scalar) if is_tensor(scalar) else np.ndim(scalar):
+    if (rank_of(scalar) if is_tensor(scalar) else np.ndim(scalar)) != 0:
         raise ShapeError(f"Only scalar multiply works, got {scalar}")
     return one_op("Mul", name or "mul", rg.multiply, scalar, x, kinds=NUMBERS)
 

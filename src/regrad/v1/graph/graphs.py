@@ -111,6 +111,8 @@ class Graph(engine.OpGraph):
         if isinstance(obj, str):
             by_name = self.get_tensor_by_name if ":" in obj else self.get_operation_by_name
             return by_name(obj)
+        if not hasattr(obj, "graph"):
+            raise ArgumentError(f"Can not convert {obj!r:.80} to a Tensor or an Operation")
         if getattr(obj, "graph", None) is not self:
             raise GraphError(f"{obj!r} is not an element of this graph.")
         return obj
