@@ -28,6 +28,7 @@ from regrad.v1.graph.kinds import ANY
 from regrad.v1.graph.rows import define, listed, row, written
 from regrad.v1.graph.static_shapes import ShapeLike, TensorShape
 from regrad.v1.graph.tensors import CONVERSIONS, IndexedSlices, is_tensor
+from regrad.v1.graph.values import mirrored, of_rank
 
 # -- identity --------------------------------------------------------------------------------------
 
@@ -333,7 +334,8 @@ def tile(input: TensorLike, multiples: TensorLike, name: str | None = None) -> A
     x, counts = as_tensor(input), as_sizes(multiples)
     if rank_of(x) not in (None, len(counts)):
         raise ShapeError(f"tile: expected one multiple per axis of {x}, got {counts}")
-    return one_op("Tile", name, lambda x: rg.tile(x, counts), x)
+    whole = lambda x: rg.tile(of_rank("tile", x, len(counts)), counts)  # noqa: E731
+    return one_op("Tile", name, whole, x)
 
 
 @row("tf", "ReverseV2: * axis=all_axes | T Tidx", rg.flip)
@@ -393,12 +395,25 @@ def pad(tensor, paddings, mode="CONSTANT", name=None, constant_values: TensorLik
     if mode.upper() not in ("CONSTANT", "REFLECT", "SYMMETRIC"):
         raise GraphError(f"Unknown padding mode: {mode}")
     x, op_type = as_tensor(tensor), "PadV2" if mode.upper() == "CONSTANT" else "MirrorPad"
-    value = numbers.under(constant_values, dtype_of(x)).item()
-    attrs = {"paddings": as_sizes(paddings), "mode": mode.lower(), "constant_value": value}
+    value, pairs = numbers.under(constant_values, dtype_of(x)).item(), as_sizes(paddings)
+    if not all(map(_is_padding, pairs)) or rank_of(x) not in (None, len(pairs)):
+        raise ShapeError(
+            f"pad: expected a pair (before, after) of 0 or more per axis of {x}, got {paddings}"
+        )
+    attrs = {"paddings": pairs, "mode": mode.lower(), "constant_value": value}
     return one_op(op_type, name or op_type.removesuffix("V2"), _pad, x, **attrs)
 
 
+def _is_padding(pair: Any) -> bool:
+    if not isinstance(pair, tuple) or len(pair) != 2:
+        return False
+    return not any(isinstance(n, int) and n < 0 for n in pair)
+
+
 def _pad(x: TensorLike, paddings: Any, mode: str, constant_value: Any) -> Any:
+    x = of_rank("pad", x, len(paddings))
+    if mode != "constant":
+        x = mirrored(x, paddings, mode)
     if is_known(shape_of(x)):
         return rg.pad(x, paddings, mode, constant_value)
     if mode == "constant":
@@ -661,5 +676,10 @@ def _pack(values: Sequence[TensorLike], dtype: dtypes.DTypeLike | None, name: st
     return stack(parts, name=name or "packed")
 
 
+def _dimension(size: Dim, dtype: dtypes.DTypeLike | None, name: str | None) -> Any:
+    return as_tensor(dimension_tensor(size, name or "dimension"), dtype)
+
+
 CONVERSIONS[Sequence] = _pack
+CONVERSIONS[Dim] = _dimension
 __all__ = listed(__name__, "broadcast_static_shape meshgrid rank reverse_v2")

@@ -16,7 +16,7 @@ from regrad.v1 import dtypes
 from regrad.v1.functions.arrays import concat, dimension_tensor, reshape, squeeze, stack
 from regrad.v1.functions.creation import ones_like
 from regrad.v1.functions.math import add, cast, maximum, not_equal, subtract, to_int64, where
-from regrad.v1.functions.reductions import argsort, cumsum, invert_permutation, reduce_max, sort
+from regrad.v1.functions.reductions import argsort, cumsum, reduce_max, sort
 from regrad.v1.graph.conversion import as_sizes
 from regrad.v1.graph.forms import axes_of, dtype_of, one_op, rank_of, scope, shape_of
 from regrad.v1.graph.forms import tensor as as_tensor
@@ -24,7 +24,7 @@ from regrad.v1.graph.rows import listed, row, written
 from regrad.v1.graph.static_shapes import TensorShape
 from regrad.v1.graph.tensors import is_tensor, rg_read
 from regrad.v1.graph.tf_names import SLICES, declare
-from regrad.v1.graph.values import indices_from_zero
+from regrad.v1.graph.values import indices_from_zero, of_rank
 
 # -- tensor[…] -------------------------------------------------------------------------------------
 
@@ -314,6 +314,10 @@ class Unique(NamedTuple):
     idx: Any
 
 
+def _vector(x: Tensor) -> Any:
+    return rg.stop_gradient(of_rank("unique", x, 1))
+
+
 @written("tf")
 def unique(x, out_idx=dtypes.int32, name=None) -> Unique:
     """Return the distinct values of a vector, in the order of their first occurrence.
@@ -335,15 +339,15 @@ def unique(x, out_idx=dtypes.int32, name=None) -> Unique:
     ([7, 3], [0, 1, 0])
     """
     with scope(name or "Unique", x):
-        x = one_op("StopGradient", None, rg.stop_gradient, x)
+        x = one_op("StopGradient", None, _vector, x)
         order = argsort(x, stable=True)
         ordered = gather(x, order)
         first = ones_like(ordered[:1], dtypes.bool)
         new = concat([first, not_equal(ordered[1:], ordered[:-1])], axis=0)
         firsts = boolean_mask(order, new)  # first index of each value, in the order of values
         group = subtract(cumsum(cast(new, dtypes.int32)), 1)
-        place = invert_permutation(argsort(firsts))
-        idx = gather(gather(place, group), invert_permutation(order))
+        place = argsort(argsort(firsts))  # the argsort of a permutation inverts it
+        idx = gather(gather(place, group), argsort(order))
         return Unique(gather(x, sort(firsts)), cast(idx, out_idx))
 
 

@@ -22,9 +22,10 @@ from regrad.v1 import dtypes
 from regrad.v1.functions.math import add, cast, to_double
 from regrad.v1.graph.conversion import convert_to_tensor
 from regrad.v1.graph.forms import axes_of, dtype_of, is_eager, one_op, rank_of, scope, tensor
-from regrad.v1.graph.kinds import BOOLS, INEXACT, NUMBERS, REALS
+from regrad.v1.graph.kinds import BOOLS, INEXACT, INTEGERS, NUMBERS, REALS
 from regrad.v1.graph.rows import define, listed, row
 from regrad.v1.graph.tensors import CONVERSIONS, IndexedSlices, rg_read
+from regrad.v1.graph.values import of_rank, permutation
 
 # -- reductions ------------------------------------------------------------------------------------
 
@@ -222,6 +223,10 @@ def invert_permutation(x: TensorLike, name: str | None = None) -> Any:
     Returns:
         A tensor of x's shape and dtype.
 
+    Raises:
+        ShapeError: x does not have rank 1.
+        InvalidArgumentError: in the run, x is not a permutation.
+
     A composition. Source: `tf.invert_permutation`.
 
     >>> with tf.Graph().as_default(), tf.Session() as sess:
@@ -230,8 +235,13 @@ def invert_permutation(x: TensorLike, name: str | None = None) -> Any:
     """
     with scope(name or "InvertPermutation", x) as whole:
         x = tensor(x)
-        places = one_op("ArgSort", "places", rg.argsort, x, kinds=REALS, axis=-1)
+        places = one_op("ArgSort", "places", _inverted, x, kinds=INTEGERS)
         return cast(places, dtype_of(x), name=whole)
+
+
+def _inverted(x: Tensor) -> Tensor:
+    what = "invert_permutation"
+    return rg.argsort(permutation(what, of_rank(what, x, 1)))
 
 
 # -- segments --------------------------------------------------------------------------------------
@@ -251,9 +261,24 @@ def unsorted_segment_sum(data, segment_ids, num_segments):
     """
 
 
-@row("tf.math", None, kinds=NUMBERS, scope="UnsortedSegmentMean", same=False, deferred=True)
+def _segment_means(
+    op_type: None, name: str, function: Callable[..., Any], data: TensorLike, *ids: TensorLike,
+    **options: Any,
+) -> Any:  # fmt: skip
+    """Call `one_op`. Integers become float64."""
+    data = tensor(data)
+    data = to_double(data) if dtype_of(data).kind in "iu" else data
+    return one_op(op_type, name, function, data, *ids, **options)
+
+
+@row(
+    "tf.math", None, kinds=NUMBERS, scope="UnsortedSegmentMean", call=_segment_means, same=False,
+    deferred=True,
+)  # fmt: skip
 def unsorted_segment_mean(data: Tensor, segment_ids: Tensor, num_segments: int) -> Tensor:
     """Return the means of the slices of `data` with the same id, or 0 for unused ids.
+
+    The means of integers are float64.
 
     >>> import regrad as rg
     >>> import regrad.v1 as tf
@@ -271,7 +296,9 @@ def _sum_all_segments(
     op_type: str, name: str, function: Callable[..., Any], data: TensorLike, segment_ids: TensorLike
 ) -> Any:
     with scope(name, data) as whole:
-        ids = tensor(segment_ids, name="segment_ids")
+        ids, data = tensor(segment_ids, name="segment_ids"), tensor(data)
+        if function is unsorted_segment_mean and dtype_of(data).kind in "iu":
+            return cast(function(data, ids, _segments(ids)), dtype_of(data), name=whole)
         return function(data, ids, _segments(ids), name=whole)
 
 
@@ -291,6 +318,8 @@ def segment_sum(data, segment_ids):
 @row("tf", None, unsorted_segment_mean, scope="SegmentMean", call=_sum_all_segments)
 def segment_mean(data, segment_ids):
     """Return the means of the slices of `data` with the same id; see `segment_sum`.
+
+    The means of integers are integers, rounded towards zero.
 
     >>> import regrad as rg
     >>> import regrad.v1 as tf

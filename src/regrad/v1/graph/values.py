@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import chain
 from typing import Any
+
+import numpy as np
 
 from regrad.core import dims
 from regrad.core.registry import Op
@@ -56,6 +59,41 @@ def ensure(what: str, x: Tensor, shape: dims.Shape) -> Tensor:
     return defer(ENSURE_SHAPE, (x,), {"shape": shape}, specs=[Spec(known, x.dtype)])
 
 
+def _check_rank(xp: Any, x: Any, what: str, rank: int) -> Any:
+    if x.ndim != rank:
+        raise ShapeError(f"{what}: expected a tensor of rank {rank}, got {x.shape}")
+    return x
+
+
+RANKED = graph_op("_Ranked", _check_rank, "x", "what rank", name="Ranked", rule=None)
+
+
+def of_rank(what: str, x: Any, rank: int) -> Any:
+    """Return a tensor. If its rank is unknown, it is checked in the run."""
+    if not is_symbolic(x) or not isinstance(x._data.shape, dims.UnknownRank):
+        return _check_rank(None, x, what, rank)
+    shape = tuple([dims.size_of(x._data, i) for i in range(rank)])
+    return defer(RANKED, (x,), {"what": what, "rank": rank}, specs=[Spec(shape, x.dtype)])
+
+
+def _check_mirrored(xp: Any, x: Any, paddings: Any, edge: int) -> Any:
+    for n, pair in zip(x.shape, paddings, strict=True):
+        if max(pair) > n - edge:
+            raise ShapeError(f"pad: the paddings {pair} of an axis of size {n} exceed {n - edge}")
+    return x
+
+
+MIRRORED = graph_op("_Mirrored", _check_mirrored, "x", "paddings edge", name="Mirrored", rule=None)
+
+
+def mirrored(x: Any, paddings: Any, mode: str) -> Any:
+    """Return a tensor, checked to be as large as the mirrored elements that `pad` adds."""
+    attrs = {"paddings": paddings, "edge": int(mode == "reflect")}
+    if is_symbolic(x) and not dims.is_known((*x._data.shape, *chain(*paddings))):
+        return defer(MIRRORED, (x,), attrs, specs=[x._data.spec])
+    return _check_mirrored(None, x, **attrs)
+
+
 def _check_indices(xp: Any, x: Any, what: str) -> Any:
     if x.size and x.min() < 0:
         raise IndexRangeError(f"{what}: the index {x.min()} is negative")
@@ -73,7 +111,21 @@ def _check(type: str, kernel: Callable[..., Any]) -> Op:
     return graph_op(type, kernel, "x", "what", name=type.lstrip("_"))
 
 
+def _check_permutation(xp: Any, x: Any, what: str) -> Any:
+    if x.ndim != 1 or not xp.all(xp.sort(x) == xp.arange(x.size)):
+        raise ShapeError(f"{what}: expected the numbers from 0 to {x.size - 1} in any order")
+    return x
+
+
+def _check_exclusive(xp: Any, x: Any, what: str) -> Any:
+    if x.sum() > 1:
+        raise ShapeError(f"{what}: exclusive=True, and {x.sum()} predicates are true")
+    return x
+
+
 INDICES, DIVISOR = _check("_Indices", _check_indices), _check("_Divisor", _check_divisor)
+PERMUTATION = _check("_Permutation", _check_permutation)
+EXCLUSIVE = _check("_Exclusive", _check_exclusive)
 
 
 def indices_from_zero(what: str, x: TensorLike) -> Any:
@@ -86,6 +138,23 @@ def indices_from_zero(what: str, x: TensorLike) -> Any:
     y = defer(INDICES, (x,), {"what": what}, specs=[x._data.spec])
     y._data.content = content
     return y
+
+
+def permutation(what: str, x: Any) -> Any:
+    """Return integers, checked to be a permutation."""
+    return _checked(PERMUTATION, what, x)
+
+
+def at_most_one(what: str, x: Any) -> Any:
+    """Return bools, checked to have at most one that is true."""
+    return _checked(EXCLUSIVE, what, x)
+
+
+def _checked(op: Op, what: str, x: Any) -> Any:
+    if is_symbolic(x):
+        return defer(op, (x,), {"what": what}, specs=[x._data.spec])
+    op.kernels[np.ndarray](x.numpy(), what)
+    return x
 
 
 def whole_divisor(what: str, x: TensorLike) -> Any:

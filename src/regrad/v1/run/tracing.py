@@ -203,7 +203,7 @@ def check(node: Node, values: Values) -> None:
         raise at_node(error, node, [condition, *data]) from None
 
 
-@traces("_Indices", "_Divisor")
+@traces("_Indices", "_Divisor", "_Permutation", "_Exclusive")
 def _value_check(trace: TraceRun, node: Node, values: list[Any], attrs: dict[str, Any]) -> Values:
     """Check values that are known while tracing. Compiled programs do not check values."""
     if is_known(values[0]):
