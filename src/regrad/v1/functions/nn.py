@@ -30,7 +30,9 @@ from regrad.v1.graph.graphs import current_graph
 from regrad.v1.graph.kinds import ANY, FLOATS, INEXACT, REALS
 from regrad.v1.graph.rows import TENSOR, define, listed, row, written
 from regrad.v1.graph.tensors import is_tensor
-from regrad.v1.graph.values import alike, constant_value, ensure, floats, indices_from_zero
+from regrad.v1.graph.values import (
+    alike, constant_value, ensure, floats, indices_from_zero, of_rank,
+)  # fmt: skip
 
 # -- activations ---------------------------------------------------------------------------------
 
@@ -504,7 +506,11 @@ def bessel(x: TensorLike, axes: tuple[int, ...]) -> Any:
     return one_op(None, "bessel", factor, x)
 
 
-@row("tf.nn", "LRN", rg.nn.local_response_normalization, FLOATS)
+def _normalize_locally(x: rg.Tensor, **attrs: Any) -> rg.Tensor:
+    return rg.nn.local_response_normalization(of_rank("lrn", x, 4), **attrs)
+
+
+@row("tf.nn", "LRN", _normalize_locally, FLOATS)
 def local_response_normalization(input, depth_radius=5, bias=1, alpha=1, beta=0.5):
     """Return the input divided by `(bias + alpha * sum(x ** 2)) ** beta` over nearby channels.
 
@@ -549,7 +555,8 @@ def bias_add(
         A tensor of the value's shape and dtype.
 
     Raises:
-        ShapeError: the bias does not have rank 1, or does not fit the channels.
+        ShapeError: the value has a rank below 2, or the bias does not have rank 1 or does not
+            fit the channels.
         GraphError: the data format is unknown.
 
     Op type: `BiasAdd`. Source: `tf.nn.bias_add`.
@@ -582,12 +589,13 @@ def _(dy: rg.Tensor, b_shape: Any, data_format: str) -> Any:
 @deferrable
 def _add_bias(value: rg.Tensor, bias: rg.Tensor, data_format: str) -> Any:
     first = data_format == "NCHW" and value.ndim > 0  # `ndim` needs a known rank
-    shape, biases = value._data.shape, bias._data.shape  # `value.shape` needs a known rank
-    if not isinstance(biases, UnknownRank):
-        if len(biases) != 1:
-            raise ShapeError(f"bias_add: Shape must be rank 1 but is rank {bias.ndim}: {biases}")
-        if not isinstance(shape, UnknownRank) and differ(shape[1 if first else -1], biases[0]):
-            raise ShapeError(f"bias_add: {biases[0]} biases for the channels of {shape}")
+    bias = of_rank("bias_add", bias, 1)
+    shape, (biases,) = value._data.shape, bias.shape  # `value.shape` needs a known rank
+    if not isinstance(shape, UnknownRank):
+        if len(shape) < 2:
+            raise ShapeError(f"bias_add: expected a tensor of rank 2 or more, got {shape}")
+        if differ(shape[1 if first else -1], biases):
+            raise ShapeError(f"bias_add: {biases} biases for the channels of {shape}")
     return _bias_add(value, bias, data_format=data_format)
 
 
