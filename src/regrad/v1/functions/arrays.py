@@ -13,7 +13,7 @@ from regrad.core.dims import Dim, is_known, size_of
 from regrad.core.op import TensorLike
 from regrad.core.shapes import part_sizes
 from regrad.core.tensor import Tensor
-from regrad.errors import GraphError, ShapeError
+from regrad.errors import AxisError, GraphError, ShapeError
 from regrad.graph.size_ops import shape_tensor
 from regrad.shapes.infer import shape_of as shape_form
 from regrad.shapes.sizes import broadcast
@@ -332,7 +332,7 @@ def tile(input: TensorLike, multiples: TensorLike, name: str | None = None) -> A
     [1 2 1 2]
     """
     x, counts = as_tensor(input), as_sizes(multiples)
-    if rank_of(x) not in (None, len(counts)):
+    if not isinstance(counts, tuple) or rank_of(x) not in (None, len(counts)):
         raise ShapeError(f"tile: expected one multiple per axis of {x}, got {counts}")
     whole = lambda x: rg.tile(of_rank("tile", x, len(counts)), counts)  # noqa: E731
     return one_op("Tile", name, whole, x)
@@ -447,6 +447,8 @@ def concat(values: TensorLike, axis: TensorLike, name: str = "concat") -> Any:
     if isinstance(axis, list | tuple):
         raise ShapeError("concat takes the tensors first and then the axis: tf.concat([a, b], 1)")
     values = values if isinstance(values, list | tuple) else [values]
+    if not values:
+        raise ShapeError("concat: expected at least one tensor, got an empty list")
     if len(values) == 1:
         return identity(values[0], name=name)
     return one_op("ConcatV2", name, _concat, *values, axis=axes_of(axis))
@@ -467,7 +469,7 @@ def stack(values: TensorLike, axis: int = 0, name: str = "stack") -> Any:
     """Return tensors of one shape and dtype joined along a new axis.
 
     Args:
-        values: Tensors or arrays.
+        values: Tensors or arrays. A single tensor, not in a list, is returned unchanged.
         axis: The index of the new axis.
 
     Returns:
@@ -483,6 +485,8 @@ def stack(values: TensorLike, axis: int = 0, name: str = "stack") -> Any:
     [[1 3]
      [2 4]]
     """
+    if axis == 0 and (is_tensor(values) or not len(values)):
+        return as_tensor(values, name=name)
     return one_op("Pack", name, _stack, *values, axis=axes_of(axis))
 
 
@@ -499,7 +503,7 @@ def unstack(value, num=None, axis=0, name="unstack"):
         num: The size of the axis, needed only if the size is unknown.
 
     Raises:
-        ShapeError: the size is not `num`.
+        ShapeError: the size is not `num`, or the axis does not exist.
         GraphError: the size is unknown, and `num` is None.
 
     >>> import regrad as rg
@@ -509,6 +513,8 @@ def unstack(value, num=None, axis=0, name="unstack"):
     """
     if num is not None and axis >= 0 and _has_unknown_rank(value):
         return [rg.squeeze(part, axis) for part in _split(value, (1,) * num, axis)]
+    if not -value.ndim <= axis < value.ndim:
+        raise AxisError(f"unstack: axis {axis} is out of range for the shape {value.shape}")
     n = value.shape[axis]
     if num is not None and isinstance(n, Dim):
         sizes = list(value.shape)

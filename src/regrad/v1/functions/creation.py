@@ -140,6 +140,8 @@ def ones_like(tensor, dtype=None, name=None, optimize=True):
 
 
 def _count_up(xp: Any, start: Any, limit: Any, delta: Any) -> Any:
+    if delta == 0 or (limit - start) * delta < 0:
+        raise ShapeError(f"range: cannot count from {start} to {limit} in steps of {delta}")
     return np.arange(start, limit, delta, dtype=start.dtype)
 
 
@@ -165,6 +167,10 @@ def range(start, limit=None, delta: TensorLike = 1, dtype=None, name="range"):
 
     Returns:
         A tensor of rank 1.
+
+    Raises:
+        ShapeError: the steps are 0, or lead away from the limit. In the run the error is an
+            InvalidArgumentError.
 
     Op type: `Range`. Source: `tf.range`.
 
@@ -200,7 +206,7 @@ def _range(start: Tensor, limit: Tensor, delta: Tensor) -> Any:
     if any(n is None for n in known):
         count = None
     elif not any(isinstance(n, Dim) for n in known):
-        content = np.arange(*known)
+        content = _count_up(np, *[np.asarray(n) for n in known])
         count = len(content)
     else:  # `range(size)` has `size` elements, since a size is not negative
         count = known[1] if known[::2] == [0, 1] and known[1].key[0] == "size" else None

@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import regrad as rg
-from regrad.core.dims import Dim, UnknownRank, is_known, size_of
+from regrad.core.dims import Dim, is_known
 from regrad.core.op import TensorLike
 from regrad.core.tensor import Tensor
-from regrad.errors import ArgumentError, GraphError, IndexRangeError
+from regrad.errors import ArgumentError, GraphError, IndexRangeError, ShapeError
 from regrad.v1 import dtypes
 from regrad.v1.functions.arrays import concat, dimension_tensor, reshape, squeeze, stack
 from regrad.v1.functions.creation import ones_like
@@ -94,18 +94,18 @@ def slice(input_: Tensor, begin: Any, size: Any) -> Any:
 
     Raises:
         IndexRangeError: the block is not within the tensor.
+        ShapeError: begin or size does not have one number for each axis.
 
     >>> import regrad as rg
     >>> import regrad.v1 as tf
     >>> tf.slice(rg.asarray([1, 2, 3]), begin=[1], size=[-1])
     Tensor([2, 3], dtype=int64)
     """
-    shape = shape_of(input_)
+    input_ = of_rank("slice", input_, len(begin))
+    if len(begin) != len(size):
+        raise ShapeError(f"slice: begin is {begin}, and size has another length: {size}")
+    shape = input_.shape
     if is_known(shape) and is_known((*begin, *size)):
-        return rg.slice(input_, begin, size)
-    if isinstance(shape, UnknownRank):  # the rank is len(begin)
-        shape = tuple([size_of(input_._data, i) for i in builtins.range(len(begin))])
-    if not len(shape) == len(begin) == len(size):
         return rg.slice(input_, begin, size)
     places = list(zip(shape, begin, size, strict=True))
     if any(is_known(place) and not _is_within(*place) for place in places):
