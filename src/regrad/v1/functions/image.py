@@ -158,7 +158,7 @@ def _flip(
         (4, 5, 3)
         """
         image = _image(name, convert_to_tensor(image))
-        shape = image._symbol.shape
+        shape = shape_of(image)
         with scope(f"random_{name}"):
             each = [] if len(shape) == 3 else [shape[0], 1, 1, 1]
             half = random_uniform(each, seed=seed)

@@ -30,9 +30,7 @@ from regrad.v1.graph.graphs import current_graph
 from regrad.v1.graph.kinds import ANY, FLOATS, INEXACT, REALS
 from regrad.v1.graph.rows import TENSOR, define, listed, row, written
 from regrad.v1.graph.tensors import is_tensor
-from regrad.v1.graph.values import (
-    alike, constant_value, ensure, floats, indices_from_zero, of_rank,
-)  # fmt: skip
+from regrad.v1.graph.values import alike, constant_value, ensure, floats, indices_from_zero, of_rank
 
 # -- activations ---------------------------------------------------------------------------------
 

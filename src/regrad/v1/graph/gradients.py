@@ -259,7 +259,7 @@ def _seed(y: rg.Tensor, dy: TensorLike, index: int) -> rg.Tensor:
     wanted, got = y._data.dtype, dy._symbol.dtype
     if got != wanted if is_inexact(wanted) else got.kind not in "iuf":
         raise DTypeError(
-            f"grad_ys[{index}] has the dtype {dy.dtype.name}, and {face(y)} has {face(y).dtype.name}"
+            f"grad_ys[{index}] has the dtype {dy.dtype.name}, expected the dtype of {face(y)}"
         )
     if dy.shape.ndims == 0 and dims.same((), y._data.shape) is not True:
         return OPS["BroadcastTo"].function(dy._read(), y._data.shape)

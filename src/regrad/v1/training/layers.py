@@ -188,7 +188,8 @@ def _conv_layer(layer_name: str, n: int) -> Callable[..., Tensor]:
             x, weights, padding.upper(), strides, dilation_rate, None, layout
         )
         window = _repeat(kernel_size, n, "kernel_size")
-        return [*window, _size(inputs, axis, layer_name, n + 2, n + 2), filters], filters, layout, linear
+        channels = _size(inputs, axis, layer_name, n + 2, n + 2)
+        return [*window, channels, filters], filters, layout, linear
 
     return _weighted_layer(
         fill_in(conv, layer_name, n=n, shape=[2, *[6] * n, 3], result=(2, *[6] * n, 8))
