@@ -178,7 +178,7 @@ def convert_to_tensor(
         if found._symbol.node.op.type == "VariableV2":
             found = face(found._read())
         if wanted is not None and found.dtype.base_dtype != wanted:
-            raise DTypeError(
+            raise ConversionError(
                 f"Tensor conversion requested dtype {wanted.name} for Tensor with dtype "
                 f"{found.dtype.name}: {found}. Use tf.cast."
             )
@@ -228,7 +228,7 @@ def same_dtype(name: str, *values: TensorLike) -> list[Any]:
         try:
             made.append(convert_to_tensor(value, wanted, name=_operand_name(i)))
         except DTypeError as error:
-            raise DTypeError(
+            raise ConversionError(
                 f"Input {i} of {name!r} has another dtype than {wanted.name}, which the others "
                 f"have: {error}"
             ) from None
@@ -299,6 +299,10 @@ def as_sizes(value: TensorLike) -> Any:
     if value is None:
         raise GraphError("a size is None here; pass a number, -1 or tf.shape(x)[i]")
     return int(value)
+
+
+class ConversionError(DTypeError, ValueError):
+    """A tensor has another dtype than requested: TensorFlow raises a ValueError or a TypeError."""
 
 
 FACES[object] = convert_to_tensor
