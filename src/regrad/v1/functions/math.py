@@ -173,29 +173,13 @@ realdiv = define("tf.realdiv(x, y)", "RealDiv", rg.divide, INEXACT, *PAIR, "[ 3.
 
 
 def _floor_divide(x: Tensor, y: Tensor) -> Tensor:
+    """Return `x // y`, rounded down. An integer y must not be 0. The gradient is 0."""
     return rg.floor_divide(x, whole_divisor("FloorDiv", y))
 
 
-@row("tf", "FloorDiv", _floor_divide, REALS)
-def floor_div(x, y):
-    """Return `x // y`, rounded down. An integer y must not be 0. The gradient is 0.
-
-    >>> import regrad as rg
-    >>> import regrad.v1 as tf
-    >>> tf.floor_div(rg.asarray([7.0, -3.0]), rg.asarray([2.0, 2.0]))
-    Tensor([ 3., -2.], dtype=float32)
-    """
-
-
-@row("tf", "FloorDiv", _floor_divide, REALS, scope="floordiv")
-def floordiv(x, y):
-    """Return `x // y`, rounded down. An integer y must not be 0. The gradient is 0.
-
-    >>> import regrad as rg
-    >>> import regrad.v1 as tf
-    >>> tf.floordiv(rg.asarray([7.0, -3.0]), rg.asarray([2.0, 2.0]))
-    Tensor([ 3., -2.], dtype=float32)
-    """
+FLOOR = "FloorDiv", _floor_divide, REALS, *PAIR, "[ 3., -2.]"
+floor_div = define("tf.floor_div(x, y)", *FLOOR)
+floordiv = define("tf.floordiv(x, y)", *FLOOR, scope="floordiv")
 
 
 @row("tf", "FloorMod", lambda a, b: rg.remainder(a, whole_divisor("floormod", b)), REALS)

@@ -114,9 +114,11 @@ def realdiv(x: TensorLike, y: TensorLike, name: str | None = None) -> Any:
     """Return `a / b`."""
 
 def floor_div(x: TensorLike, y: TensorLike, name: str | None = None) -> Any:
-    """Return `a // b`: the quotient, rounded down. The gradient is 0."""
+    """Return `x // y`, rounded down. An integer y must not be 0. The gradient is 0."""
 
-def floordiv(x: TensorLike, y: TensorLike, name: str | None = None) -> Any: ...
+def floordiv(x: TensorLike, y: TensorLike, name: str | None = None) -> Any:
+    """Return `x // y`, rounded down. An integer y must not be 0. The gradient is 0."""
+
 def floormod(x: TensorLike, y: TensorLike, name: str | None = None) -> Any: ...
 def mod(x: TensorLike, y: TensorLike, name: str | None = None) -> Any: ...
 def pow(x: TensorLike, y: TensorLike, name: str | None = None) -> Any:
