@@ -15,7 +15,7 @@ from regrad.core.registry import OPS
 from regrad.core.rule import NoGradient, NoRule
 from regrad.errors import MissingRuleError, RuleError, UnknownOpError
 from regrad.rules import builtin, optional
-from regrad.v1.functions.rule_functions import IRREGULAR
+from regrad.v1.nn_grad import IRREGULAR
 from tests.helpers import graph_sample_runs as graphs
 from tests.helpers import sample_runs as runs
 from tests.helpers.choices import choose

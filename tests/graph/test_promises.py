@@ -278,6 +278,32 @@ test_values = computed({  # of what is fed, with its shape
 })  # fmt: skip
 
 
+@pytest.mark.parametrize(("op_type", "f", "due"), [
+    ("ConcatV2", lambda x: rg.concat([x, 2 * x], axis=0), [1, 2, 2, 4]),
+    ("Pack", lambda x: rg.stack([x, 2 * x], axis=1), [[1, 2], [2, 4]]),
+    ("Pack", lambda x: rg.stack([x, 2 * x], axis=-1), [[1, 2], [2, 4]]),
+    ("PadV2", lambda x: rg.pad(x, [(1, 0)], constant_value=7), [7, 1, 2]),
+    ("PadV2", lambda x: tf.pad(x, [(0, tf.size(x))]), [1, 2, 0, 0]),
+    ("MirrorPad", lambda x: rg.pad(x, [(1, 0)], "reflect"), [2, 1, 2]),
+    ("Split", lambda x: rg.split(x, 2)[1], [2]),
+])  # fmt: skip
+def test_an_unknown_rank_hides_no_op(op_type, f, due, session):
+    x = tf.placeholder(tf.float32)
+    y = overridden({op_type: lambda op, *dys: tuple(0 * x for x in op.inputs)}, f, x)
+    assert op_type in {op.type for op in tf.get_default_graph().get_operations()}
+    assert session.run(tf.gradients(y, x), {x: [1.0, 2.0]})[0].tolist() == [0.0, 0.0]
+    assert session.run(y, {x: [1.0, 2.0]}).tolist() == due
+
+
+@pytest.mark.parametrize("f", [
+    lambda x: rg.concat([x, x], axis=1), lambda x: rg.stack([x, x], axis=2),
+    lambda x: rg.pad(x, [(1, 0), (0, 1)]), lambda x: rg.pad(x, [(1, 0), (0, 1)], "reflect"),
+])  # fmt: skip
+def test_the_run_refuses_a_wrong_rank(f, session):
+    x = tf.placeholder(tf.float32)
+    refused(lambda: session.run(f(x), {x: [1.0, 2.0]}), ValueError)
+
+
 def test_what_shapes_were_made_of_cannot_be_fed(session):
     x, c = tf.placeholder(tf.float32, [6]), tf.constant([2, 3])
     p = tf.placeholder_with_default([2, 3], [2])

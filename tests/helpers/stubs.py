@@ -198,7 +198,8 @@ def _assigned(name: str, value: Any, source: ast.expr, of: str) -> ast.stmt:
         return node
     written = ast.unparse(source)
     if isinstance(value, type) and isinstance(source, ast.Call):
-        return _made_class(name, value)
+        alias = ast.parse(f"{name}: TypeAlias = {value.__name__}").body[0]
+        return _made_class(name, value) if name == value.__name__ else alias
     if isinstance(value, type | UnionType) or type(value).__module__ in ("typing", *ABC):
         return ast.parse(f"{name}: TypeAlias = {written}").body[0]
     if callable(value) and not isinstance(value, type) and hasattr(value, "__name__"):

@@ -156,6 +156,8 @@ ELEMENTWISE = [
     call("clip_by_norm", (V, 1.0), V / np.linalg.norm(V)),
     call("clip_by_norm: short rows", (M, 9.0), M, axes=[1]),
     call("clip_by_average_norm", (V, 0.5), V * F32(0.5) / max(np.linalg.norm(V) / 4, F32(0.5))),
+    call("global_norm", ([V, [2.0, -1.0], None, P],), F32(np.sqrt(V @ V + 5 + P @ P)),
+         "Sqrt global_norm"),
     call("add_n", ([V, P, V],), 2 * V + P, "AddN"),
     call("accumulate_n", ([V, P],), V + P, "AddN AccumulateNV2"),
     call("scalar_mul", (2, V), 2 * V, "Mul mul"),
@@ -230,6 +232,10 @@ ALONG = [
     call("math.unsorted_segment_mean", (M, ints(0, 0), 2), np.stack([M.mean(0), NONE])),
     call("segment_sum", (M.T, ints(0, 0, 2)), np.stack([M.T[0] + M.T[1], NONE[:2], M.T[2]])),
     call("segment_mean", (M.T, ints(0, 0, 1)), np.stack([(M.T[0] + M.T[1]) / 2, M.T[2]])),
+    call("segment_sum: a list of ids", (M.T, [0, 0, 2]),
+         np.stack([M.T[0] + M.T[1], NONE[:2], M.T[2]])),
+    call("math.unsorted_segment_mean: a list of ids", (M.T, [0, 0, 1], 2),
+         np.stack([(M.T[0] + M.T[1]) / 2, M.T[2]])),
 ]  # fmt: skip
 
 # -- shapes --------------------------------------------------------------------------------------
@@ -252,6 +258,7 @@ SHAPED = [
          "Transpose transpose"),
     call("transpose: conjugate", (Z,), Z.conj(), conjugate=True),
     call("matrix_transpose", (C,), np.swapaxes(C, 1, 2), "Transpose matrix_transpose"),
+    call("linalg.adjoint", (C,), np.swapaxes(C, 1, 2), "Transpose adjoint"),
     call("broadcast_to", (V, [2, 4]), np.stack([V, V]), "BroadcastTo"),
     call("tile", (M, [2, 1]), np.tile(M, (2, 1)), "Tile"),
     call("reverse", (M, [1]), M[:, ::-1], "ReverseV2"),
@@ -294,6 +301,8 @@ SHAPED = [
     call("one_hot: values", (PICKS, 3), ints([-1, 5], [-1, -1], [5, -1]), on_value=5,
          off_value=-1, axis=0),
     call("one_hot: a tensor", (PICKS, 3, F32(0.5)), F32([[0, 0, 0.5], [0.5, 0, 0]])),
+    call("one_hot: a list of indices", ([2, 0], 3, F32(0.5), F32(-1)),
+         F32([[-1, -1, 0.5], [0.5, -1, -1]])),
 ]  # fmt: skip
 
 # -- picking -------------------------------------------------------------------------------------
@@ -310,6 +319,8 @@ PICKED = [
     call("gather: by a list", (M, [1]), M[[1]]),
     call("gather: in a batch", (M, ints([1], [2])), F32([[M[0, 1]], [M[1, 2]]]), "GatherV2",
          batch_dims=1),
+    call("batch_gather", (M, ints([1, 1], [2, 0])), np.take_along_axis(M, ints([1, 1], [2, 0]), 1),
+         "GatherV2 BatchGather"),
     call("gather_nd", (M, ints([0, 2], [1, 1])), M[[0, 1], [2, 1]], "GatherNd"),
     call("scatter_nd", (ints([1], [3]), F32([2.5, 1]), [4]), F32([0, 2.5, 0, 1]), "ScatterNd"),
     call("tensor_scatter_update", (V, ints([0]), F32([9])), F32([9, *V[1:]]),
@@ -317,12 +328,14 @@ PICKED = [
     call("boolean_mask", (M, ~T), M[1:]),
     call("boolean_mask: columns", (M, SOME), M[:, SOME], axis=1),
     call("boolean_mask: of a constant", (M, [False, True]), M[1:]),
+    call("boolean_mask: of two axes", (C, M > 0, "boolean_mask", 0), C[M > 0]),
     call("slice", (M, [0, 1], [-1, 2]), M[:, 1:3], "Slice"),
     call("slice: by tensors", (M, ints(1, 1)), M[1:, 1:],
          of=lambda x, b: tf.slice(x, b, tf.shape(x) - b)),
     call("strided_slice", (M, [0, 2], [2, 0], [1, -1]), M[0:2, 2:0:-1], "StridedSlice"),
     call("strided_slice: with masks", (M, [0, 1, 0], [0, 0, 0]), M[None, 1:, 0], end_mask=2,
          new_axis_mask=1, shrink_axis_mask=4),
+    call("strided_slice: with an ellipsis", (C, [0, 1], [0, 2]), C[..., 1:2], ellipsis_mask=1),
     call("unique", (ints(7, 3, 7, 9),), [ints(7, 3, 9), ints(0, 1, 0, 2)]),
     call("confusion_matrix", (ints(0, 2, 2), ints(1, 2, 2)), ints([0, 1, 0], [0, 0, 0], [0, 0, 2])),
     *[call(f"x[{text}]", (M,), M[index], "StridedSlice strided_slice", of=lambda x, i=index: x[i])
@@ -332,6 +345,8 @@ PICKED = [
     call("x[i:] of a tensor", (M, I32(1)), M[1:], of=lambda x, i: x[i:]),
     call("x[:n] of a size", (M,), M[:-1], of=lambda x: x[: tf.shape(x)[0] - 1]),
     call("x[mask]", (V,), V[V > 0], of=lambda x: x[x > 0.0]),
+    call("x[mask] of NumPy", (V,), V[V > 0], of=lambda x: x[V > 0]),
+    call("x[n] of a size", (M,), M[-1], of=lambda x: x[x.shape[0] - 1]),
 ]  # fmt: skip
 
 # -- matrices ------------------------------------------------------------------------------------
@@ -497,7 +512,41 @@ NN = [
     call("image.flip_up_down", (IMAGES,), lambda x: rg.flip(x, axis=1)),
 ]  # fmt: skip
 
-CALLS = [*ELEMENTWISE, *REDUCED, *TRANSFORMED, *ALONG, *SHAPED, *PICKED, *MATRICES, *NN]
+# -- tf.losses, with values and gradients by eager regrad.losses -----------------------------------
+
+LABELS, GUESSES, CLASSES = shares(4, 3), shares(4, 3)[::-1].copy(), ints(0, 2, 1, 1)
+PER_ROW = positive(4, 1)
+
+
+def softmax_loss(labels, logits, weights=None, **options):
+    return rg.losses.softmax_cross_entropy(rg.stop_gradient(labels), logits, weights, **options)
+
+
+def loss(label, *arrays, of=None, **options):
+    name = label.partition(":")[0]
+    due = of or getattr(rg.losses, name)
+    return call(f"losses.{label}", arrays, lambda *xs: due(*xs, **options), **options)
+
+
+LOSSES = [
+    *[loss(name, LABELS, GUESSES, **options) for name, options in [
+        ("absolute_difference", {}), ("mean_squared_error", {}), ("huber_loss", {"delta": 0.2}),
+        ("hinge_loss", {}), ("log_loss", {}), ("sigmoid_cross_entropy", {}),
+        ("sigmoid_cross_entropy: smooth", {"label_smoothing": 0.3}),
+    ]],
+    loss("mean_squared_error: weights", LABELS, GUESSES, PER_ROW),
+    loss("softmax_cross_entropy", LABELS, ROWS, of=softmax_loss),
+    loss("softmax_cross_entropy: smooth", LABELS, ROWS, of=softmax_loss, label_smoothing=0.3),
+    loss("softmax_cross_entropy: weights", LABELS, ROWS, PER_ROW[:, 0], of=softmax_loss),
+    loss("cosine_distance", LABELS, GUESSES, axis=1),
+    loss("sparse_softmax_cross_entropy", CLASSES, ROWS, PER_ROW[:, 0]),
+    call("losses.sparse_softmax_cross_entropy: column", (CLASSES[:, None], ROWS, PER_ROW),
+         lambda i, x, w: rg.losses.sparse_softmax_cross_entropy(i[:, 0], x, w[:, 0])),
+    call("losses.mean_pairwise_squared_error", (LABELS, GUESSES, PER_ROW), lambda x, y, w: rg.sum(
+        rg.square((y - x)[:, :, None] - (y - x)[:, None]) / 6 * w[:, None])),
+]  # fmt: skip
+
+CALLS = [*ELEMENTWISE, *REDUCED, *TRANSFORMED, *ALONG, *SHAPED, *PICKED, *MATRICES, *NN, *LOSSES]
 SHAPES = {
     "static": lambda a: a.shape, "sizes hidden": lambda a: [None] * a.ndim,
     "batch hidden": lambda a: [None, *a.shape[1:]][: a.ndim], "rank hidden": lambda a: None,

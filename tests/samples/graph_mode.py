@@ -13,8 +13,9 @@ BIAS = spread(4, seed=1)
 
 SAMPLES = [
     sample("bias of channels", nn._bias_add, (ROWS, BIAS), covers="BiasAdd", reference=np.add),
-    sample("bias of channels that come first", nn._bias_add,
-           (spread(2, 3, 4), spread(3, 1, seed=1)), covers="BiasAdd", reference=np.add),
+    sample("bias of channels that come first", lambda x, b: nn._bias_add(x, b, data_format="NCHW"),
+           (spread(2, 3, 4), spread(3, seed=1)), covers="BiasAdd",
+           reference=lambda x, b: x + b[:, None]),
     sample("bias of nothing", nn._bias_add, (np.zeros((0, 4)), BIAS),
            covers="BiasAdd", reference=np.add),
     sample("identities", lambda x, y: arrays._identities([x * y, y]), (ROWS, BIAS),

@@ -8,8 +8,9 @@ import types
 
 import pytest
 
+import regrad as rg
 import regrad.v1 as tf
-from regrad.v1.graph.row_docs import RowParts, complete
+from regrad.v1.graph.row_docs import RowParts, borrow, complete
 from regrad.v1.uncovered import INSTEAD
 from tests.helpers.docstrings import MODULES, Close, public
 from tests.helpers.paths import DOCS
@@ -58,6 +59,14 @@ def test_what_is_not_covered_says_what_to_call(name):
 ])  # fmt: skip
 def test_a_misspelt_name_has_near_names(space, name, near):
     refused(lambda: found(space, name), AttributeError, near)
+
+
+SPACES = sorted({space for space, _ in NAMES} - {"tf.errors", "tf.logging"})
+
+
+@pytest.mark.parametrize("space", SPACES)
+def test_a_missing_name_is_named_with_its_namespace(space):
+    refused(lambda: found(space, "NoSuchName_"), AttributeError, rf"^{space}\.NoSuchName_ is not")
 
 
 def test_python_may_ask_for_what_is_not_there():
@@ -114,6 +123,28 @@ def test_what_a_row_says_itself_wins():
     assert "x: A tensor or array" in doc
     assert "Returns:\n        Two.\n" in doc
     assert "x's shape" not in doc
+
+
+BORROWED = {
+    "maximum x y": """Return the larger of x and y. Where they are equal, the gradient goes to x.
+
+        >>> tf.f(rg.asarray([1.0, 5.0]), 3)
+        Tensor([3., 5.], dtype=float32)""",
+    "atan2 y x": """Return the angle of the point (x, y) in radians, in (-π, π].
+
+        >>> tf.f(rg.asarray([1.0, 1.0]), rg.asarray([1.0, -1.0]))
+        Tensor([0.7853981, 2.3561945], dtype=float32)""",
+    "bitwise_invert x": """Return `~x`: every bit of an integer inverted, or `not x` for bools.
+
+        >>> tf.f(rg.asarray([0, 5]))
+        Tensor([-1, -6], dtype=int64)""",
+}
+
+
+@pytest.mark.parametrize("row", BORROWED)
+def test_a_row_borrows_the_docstring_with_other_names(row):
+    name, *names = row.split()
+    assert borrow(getattr(rg, name), "tf.f", names) == inspect.cleandoc(BORROWED[row])
 
 
 def test_errors_of_the_docstring_are_those_of_the_call():

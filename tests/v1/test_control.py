@@ -197,6 +197,93 @@ def test_branches_and_turns_must_agree(name):
     refused(lambda: DISAGREE[name](tf.constant(2.0)), (TypeError, ValueError))
 
 
+YES = lambda: tf.constant(True)  # noqa: E731
+NOT_BUILT = {  # a function of a float, the error, and words of its message
+    "group of a number": (lambda x: tf.group(x, 3), TypeError, "group takes.*got 3"),
+    "tuple of None": (lambda x: tf.tuple([None]), ValueError, "tuple: .*at least one tensor"),
+    "cond: a tensor": (lambda x: tf.cond(x > 0.0, lambda: x, x), TypeError, "false_fn.*callable"),
+    "cond: a bool": (lambda x: tf.cond(True, lambda: x, lambda: x), TypeError, "Python if"),
+    "cond: a float": (lambda x: tf.cond(x, lambda: x, lambda: x), TypeError, "a bool tensor"),
+    "cond: a vector": (
+        lambda x: tf.cond(tf.constant([True]), lambda: x, lambda: x), ValueError, "rank 0"),
+    "cond: nothing": (
+        lambda x: tf.cond(YES(), lambda: x, lambda: None), ValueError, "return a tensor.*None"),
+    "case: no pairs": (lambda x: tf.case([], lambda: x), ValueError, "case: .*at least one pair"),
+    "while_loop: a bool": (lambda x: tf.while_loop(True, lambda a: a, [x]), TypeError, "callable"),
+    "while_loop: no variables": (
+        lambda x: tf.while_loop(YES, list, []), ValueError, "No loop variables"),
+    "while_loop: nothing": (
+        lambda x: tf.while_loop(lambda a: a < 3.0, lambda a: None, [x]), ValueError,
+        "as many values.*1, got 0: None"),
+    "while_loop: a float": (
+        lambda x: tf.while_loop(lambda a: a, lambda a: a, [x]), TypeError, "while_loop: cond"),
+    "while_loop: an invariant too many": (
+        lambda x: count_to(3, lambda i, y: [y], x, shape_invariants=[tf.TensorShape([])] * 3),
+        ValueError, "3 shape_invariants for 2"),
+    "while_loop: another invariant": (
+        lambda x: count_to(3, lambda i, y: [y], x, shape_invariants=[tf.TensorShape([2])] * 2),
+        ValueError, r"invariant \(2,\) does not allow"),
+    "while_loop: another rank": (
+        lambda x: count_to(3, lambda i, y: [y[None]], x), ValueError, r"\(\).*\(1,\).*invariants"),
+    "while_loop: another size": (
+        lambda x: count_to(3, lambda i, y: [tf.concat([y, y], 0)], x[None]), ValueError,
+        r"\(1,\).*\(2,\).*set_shape"),
+    "while_loop: a size that may change": (
+        lambda x: count_to(3, lambda i, y: [tf.tile(y, [i])], x[None]), ValueError,
+        r"\(1,\).*\(\?,\).*set_shape"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("build", "error", "words"), NOT_BUILT.values(), ids=NOT_BUILT)
+def test_control_flow_that_cannot_be_built(build, error, words):
+    refused(lambda: build(tf.constant(2.0)), error, words)
+
+
+def test_the_static_shapes_that_iterations_preserve():
+    x, y = tf.ones([2, 3]), tf.placeholder(tf.float32, [None, 3])
+    loose = [tf.TensorShape([]), tf.TensorShape([None, 3])]
+    grow = lambda i, a: [tf.concat([a, a], 0)]  # noqa: E731
+    assert count_to(3, lambda i, a: [a * 2.0], x).shape.as_list() == [2, 3]
+    assert count_to(3, grow, x, shape_invariants=loose).shape.as_list() == [None, 3]
+    assert count_to(3, lambda i, a: [a * 2.0], y).shape.as_list() == [None, 3]
+    free = [tf.TensorShape([]), tf.TensorShape(None)]
+    assert count_to(3, lambda i, a: [a[None]], x, shape_invariants=free).shape.ndims is None
+    for rows, due in ((x, [2, 2]), (y, [None, 2])):
+        assert tf.map_fn(lambda row: row[:2], rows).shape.as_list() == due
+
+
+def test_an_op_of_a_branch_runs_and_its_result_is_true():
+    v, which = tf.Variable(1.0), tf.placeholder(tf.bool, [])
+    done = tf.cond(which, lambda: v.assign_add(2.0).op, tf.no_op)
+    with tf.Session() as session:
+        initialized(session)
+        found = [(session.run(done, {which: on}), session.run(v)) for on in (False, True)]
+    assert found == [(True, 1.0), (True, 3.0)]
+
+
+def test_the_last_function_of_case_is_the_default():
+    x = tf.placeholder(tf.float32, [])
+    y = tf.case({x < 0.0: lambda: -x, x < 9.0: lambda: x * 2.0})
+    assert [run(y, {x: value}) for value in (-2.0, 3.0, 12.0)] == [2.0, 6.0, 24.0]
+
+
+def test_a_loop_without_back_prop_has_no_gradient():
+    x = tf.constant(2.0)
+    y = powers(x, 3, back_prop=False)
+    assert (run(y), tf.gradients(y, x)) == (8.0, [None])
+
+
+@pytest.mark.parametrize("jit", [False, True])
+def test_what_no_gradient_is_taken_of_may_be_closed_over(jit):
+    x, c, p = tf.constant(2.0), tf.constant(3.0), tf.placeholder(tf.float32, [])
+    y = tf.cond(p > 0.0, lambda: c * x * p, lambda: x)
+    z = count_to(2, lambda i, a: [a * c + p], x, **BOUND)
+    dy, dz = tf.gradients(y, x) + tf.gradients(z, x)
+    found = [y, dy, z, dz, *tf.gradients(dy, x, unconnected_gradients="zero")]
+    with tf.Session(jit=jit) as session:
+        assert session.run(found, {p: 5.0}) == [30.0, 15.0, 38.0, 9.0, 0.0]
+
+
 def test_cond_runs_only_the_branch_that_it_takes():
     calls, v, which = [], tf.Variable(1.0), tf.placeholder(tf.bool, [])
 
@@ -427,7 +514,7 @@ def test_no_gradient_leads_from_a_result_to_what_it_does_not_use():
     yes = tf.placeholder_with_default(True, [])
     y = tf.cond(yes, lambda: (x * 2.0, z * 2.0), lambda: (x, z))[0]
     w = tf.while_loop(lambda i, a, b: i < 2, lambda i, a, b: (i + 1, a * 2.0, b * z), [0, x, z])[1]
-    assert tf.gradients(y, z) == tf.gradients(w, z) == [None]
+    assert [tf.gradients(f, xs)[-1] for f in (y, w) for xs in (z, [x, z])] == [None] * 4
 
 
 # -- variables inside ------------------------------------------------------------------------------

@@ -159,6 +159,13 @@ def test_py_func_of_several_results():
     assert run(one) == 1.0
 
 
+def test_strings_come_back_as_bytes():
+    lower = lambda word: word.item().decode().lower()  # noqa: E731
+    assert run(tf.numpy_function(lower, ["ABC"], tf.string)) == b"abc"
+    words = tf.numpy_function(lambda: (["a", "bc"], 2.0), [], [tf.string, tf.float32])
+    assert [y.tolist() for y in run(words)] == [[b"a", b"bc"], 2.0]
+
+
 @pytest.mark.parametrize("nothing", [[], ()])
 def test_a_python_function_without_results_is_an_operation(nothing):
     seen = []
@@ -183,6 +190,7 @@ def test_py_func_has_a_gradient_only_by_a_rule():
 @pytest.mark.parametrize(("f", "error", "words"), [
     (lambda: {}["missing key"], tf.errors.UnknownError, "missing key"),
     (lambda: np.int64(1), tf.errors.InvalidArgumentError, "."),
+    (lambda: (1.0, 2.0), tf.errors.InvalidArgumentError, "expected 1 values.*returned 2"),
 ])  # fmt: skip
 def test_what_py_func_cannot_use_surfaces(f, error, words):
     refused(lambda: run(tf.py_func(f, [], tf.float32)), error, words)

@@ -74,7 +74,7 @@ def test_columns_are_aligned(graph, net):
 
 def test_an_empty_and_a_long_graph(graph):
     assert draw.summary(graph).splitlines()[-1] == "0 ops, 0 overridden (*)"
-    assert draw.to_dot(graph).startswith("digraph {")
+    assert graph.to_dot().startswith("digraph {")
     for _ in range(20):
         tf.constant(1.0)
     lines = draw.summary(graph).splitlines()
@@ -102,7 +102,7 @@ STATEMENTS = {  # what the line that draws an op has, and what it has not
 
 
 def test_an_op_shows_its_name_type_output_value_and_rule(graph, more):
-    lines = [line.strip() for line in draw.to_dot(graph).splitlines()]
+    lines = [line.strip() for line in graph.to_dot().splitlines()]
     for name, (words, others) in STATEMENTS.items():
         (line,) = [line for line in lines if line.startswith(f'"{name}" [')]
         for word in words:
@@ -112,7 +112,7 @@ def test_an_op_shows_its_name_type_output_value_and_rule(graph, more):
 
 
 def test_scopes_are_boxes_within_boxes(graph, net):
-    dot = draw.to_dot(graph)
+    dot = graph.to_dot()
     assert dot.count("subgraph") == 4  # two layers, and the variable of each
     assert dot.index('"cluster_hidden"') < dot.index('"cluster_hidden/w"')
     inner = dot[dot.index('"cluster_hidden/w"') :]
@@ -120,7 +120,7 @@ def test_scopes_are_boxes_within_boxes(graph, net):
 
 
 def test_edges_have_shapes_and_control_edges_are_dashed(graph, more):
-    dot = draw.to_dot(graph)
+    dot = graph.to_dot()
     assert '"x" -> "hidden/MatMul" [label=" (?, 4) "];' in dot
     assert '"logits/Sign" -> "after" [style=dashed];' in dot
 
@@ -128,7 +128,7 @@ def test_edges_have_shapes_and_control_edges_are_dashed(graph, more):
 def test_a_name_with_backslashes_is_escaped(graph):
     a = tf.constant(1.0, name="a\\b>c")
     tf.identity(a, name="d")
-    dot = draw.to_dot(graph)
+    dot = graph.to_dot()
     assert '"a\\\\b>c" -> "d"' in dot
     assert drawings.quote('a "b"\n\\') == r'"a \"b\"\n\\"'
 
@@ -143,7 +143,7 @@ def test_control_characters_in_a_rules_name_are_shown(graph, name):
     rule.__name__ = name
     with graph.gradient_override_map({"Sign": rule}) as used:
         tf.sign(tf.constant(1.0))
-    table, source = draw.summary(graph), draw.to_dot(graph)
+    table, source = draw.summary(graph), graph.to_dot()
     for text in (table, source, str(used), str(used.table())):
         assert all(c.isprintable() for c in text.replace("\n", ""))
     assert len(table.splitlines()) == 4  # no row is broken
@@ -164,9 +164,9 @@ def test_directions(graph):
 
 def test_without_package_or_program_the_error_says_what_to_install(graph, monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
-    refused(lambda: draw.to_svg(graph), ImportError, "apt-get install graphviz")
+    refused(lambda: graph.to_svg(), ImportError, "apt-get install graphviz")
     monkeypatch.setitem(sys.modules, "graphviz", None)
-    refused(lambda: draw.to_svg(graph), ImportError, r"pip install '\.\[viz\]'.*dot")
+    refused(lambda: graph.to_svg(), ImportError, r"pip install '\.\[viz\]'.*dot")
 
 
 @pytest.fixture
@@ -187,7 +187,7 @@ print('<svg>' + source + '</svg>')
 
 def test_a_picture_is_drawn_and_written(graph, net, dot, tmp_path):
     tf.identity(tf.constant(1.0, name="a\\"), name="b.c-d>e")  # every source
-    svg = draw.to_svg(graph, tmp_path / "net.svg")
+    svg = graph.to_svg(tmp_path / "net.svg")
     assert "<svg" in svg
     assert "hidden/Sign" in svg
     assert (tmp_path / "net.svg").read_text(encoding="utf-8") == svg

@@ -12,6 +12,7 @@ import pytest
 import regrad as rg
 import regrad.v1 as tf
 from regrad.errors import DTypeError, MissingPackageError
+from regrad.extend import deferrable
 from tests.helpers import graph_sample_runs as graphs
 from tests.helpers import sample_runs as runs
 from tests.helpers import v1_session as v1s
@@ -220,6 +221,45 @@ def test_a_failed_run_changes_nothing(either):
     assert either.run(v).tolist() == [1.0, 2.0]
     either.run(checked, {x: 1.0})
     assert either.run(v).tolist() == [2.0, 3.0]
+
+
+def test_an_assert_shows_text_constants_and_feeds(either):
+    x, seven = tf.placeholder(tf.float32, []), tf.constant(7)
+    checked = tf.Assert(x > 0.0, ["x is", x, seven, tf.constant(np.float64(0.1))])
+    for feed, shown in (({}, 7), ({seven: 9}, 9)):
+        words = rf"assertion failed: \[x is\] \[-1\] \[{shown}\] \[0.1\]"
+        call = lambda feed=feed: either.run(checked, {x: -1.0, **feed})  # noqa: E731
+        refused(call, tf.errors.InvalidArgumentError, words)
+    assert either.run(checked, {x: 1.0}) is None
+
+
+def test_values_that_constants_determine_are_checked(either):
+    whole = lambda *values: tf.cast(tf.constant(values), tf.int32)  # noqa: E731
+    assert either.run(tf.gather([1.0, 2.0], whole(1.5, 0.5))).tolist() == [2.0, 1.0]
+    for y, words in (
+        (tf.gather([1.0, 2.0], whole(1.5, -1.0)), "negative"),
+        (tf.constant([3]) // whole(0.5), "division by zero"),
+    ):
+        refused(lambda y=y: either.run(y), tf.errors.InvalidArgumentError, words)
+
+
+def test_an_error_inside_a_branch_stays_as_it_is(either):
+    @deferrable
+    def short(x):
+        if x.shape[0] == 100:
+            raise TypeError("too long")
+        return x * 2.0
+
+    x, on = tf.placeholder(tf.float32, [None]), tf.placeholder(tf.bool, [])
+    y = tf.cond(on, lambda: tf.identity(short(x)), lambda: x)
+    assert either.run(y, {x: [1.0], on: True}).tolist() == [2.0]
+    refused(lambda: either.run(y, {x: [1.0] * 100, on: True}), TypeError, "too long")
+
+
+def test_constants_and_a_maximum_bound_a_loop(either):
+    x = tf.constant(2.0)
+    y = v1s.powers(x, 5, maximum_iterations=3)
+    assert either.run([y, *tf.gradients(y, x)]) == [8.0, 12.0]
 
 
 def test_threads_share_a_session(either):

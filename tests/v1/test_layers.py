@@ -5,6 +5,7 @@ import pytest
 
 import regrad as rg
 import regrad.v1 as tf
+from tests.helpers.rows import refused
 from tests.helpers.v1_rows import IMAGES, ROWS, normal
 from tests.helpers.v1_session import initialized
 
@@ -268,3 +269,36 @@ def test_a_flag_without_a_shape_keeps_the_shapes(session, flag):
         session.run(dropped, {**feed, training: [True, False, True]})
     with pytest.raises(ValueError, match=r"expected the shape \(\), got \(3,\)"):
         tf.layers.dropout(x, 0.5, training=tf.placeholder(tf.bool, [3]))
+
+
+NO_LAYERS = {  # a layer of images of 4 times 4 pixels, the error, and its words
+    "a depth": (lambda x: tf.layers.dense(tf.placeholder(tf.float32, [2, None]), 3), ValueError,
+                "The last dimension of the inputs to `dense`"),
+    "a rank": (lambda x: tf.layers.dense(tf.placeholder(tf.float32), 3), ValueError, "Found `N"),
+    "channels": (
+        lambda x: tf.layers.conv2d(tf.placeholder(tf.float32, [2, None, 4, 4]), 3, 3,
+                                   data_format="channels_first"), ValueError, "Dimension 1"),
+    "a layout": (lambda x: tf.layers.conv2d(x, 3, 3, data_format="NHWC"), ValueError,
+                 "channels_last or channels_first, got 'NHWC'"),
+    "a window": (lambda x: tf.layers.conv2d(x, 3, [3, 3, 3]), ValueError, "kernel_size .* or 2 of"),
+    "two axes": (lambda x: tf.layers.batch_normalization(x, [2, 3]), ValueError,
+                 "batch_normalization: axis is an integer or 1 of them"),
+    "no axis": (lambda x: tf.layers.batch_normalization(x, 4), ValueError, "there is no axis 4"),
+    "renorm": (lambda x: tf.layers.batch_normalization(x, renorm=True), TypeError, "renorm"),
+    "a scalar": (lambda x: tf.layers.flatten(1.0), ValueError, "one axis or more"),
+    "an attribute": (lambda x: tf.layers.Dense(3).kernel, AttributeError, "Its first call makes"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NO_LAYERS)
+def test_layers_refuse_what_makes_no_sense(name):
+    call, error, words = NO_LAYERS[name]
+    refused(lambda: call(tf.zeros([2, 4, 4, 1])), error, words)
+
+
+def test_layers_as_objects_list_their_variables():
+    layer = tf.layers.Conv2D(3, 2, use_bias=False)
+    assert layer.variables == layer.trainable_weights == []
+    layer(tf.zeros([2, 4, 4, 1]))
+    assert layer.weights == layer.trainable_variables == [layer.kernel]
+    refused(lambda: layer.bias, AttributeError, "has no 'bias'")

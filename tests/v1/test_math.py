@@ -19,8 +19,9 @@ pytestmark = pytest.mark.usefixtures("graph")
 
 
 # With nothing known of the shape, what even TensorFlow cannot build, or has to be told.
-NEED_RANK = {"boolean_mask", "boolean_mask: columns", "x[mask]", "unique", "slice: by tensors",
-             "segment_mean", "nn.convolution"}  # fmt: skip
+NEED_RANK = {"boolean_mask", "boolean_mask: columns", "boolean_mask: of two axes", "batch_gather",
+             "x[mask]", "x[n] of a size", "unique", "slice: by tensors", "segment_mean",
+             "nn.convolution"}  # fmt: skip
 PAIRS = [
     (row, hidden)
     for row in CALLS
@@ -28,8 +29,7 @@ PAIRS = [
     if not (hidden == "rank hidden" and row.label in NEED_RANK)
     and (row.label, hidden) != ("slice: by tensors", "sizes hidden")
 ]
-# Eager mode computes these of values, and a diagonal that is set has no gradient in a graph.
-NO_GRADIENT = {"segment_sum", "segment_mean", "one_hot: a tensor", "matrix_set_diag"}
+NO_GRADIENT = {"matrix_set_diag"}  # a diagonal that is set has no gradient in a graph
 OPEN = (  # how large the result is, values decide
     "boolean_mask", "confusion_matrix", "range", "segment_", "sequence_mask", "unique",
     "where: places", "x[mask]", "x[i:]", "slice: by tensors",
@@ -38,7 +38,7 @@ OPEN = (  # how large the result is, values decide
 WAITING = {
     "static": (), "sizes hidden": ("einsum", "signal.irfft", "spectral.rfft: of a length"),
     "batch hidden": (),
-    "rank hidden": ("einsum", "signal.irfft", "spectral.rfft", "matrix_transpose",
+    "rank hidden": ("einsum", "signal.irfft", "spectral.rfft", "matrix_transpose", "linalg.adj",
                     "concat: along the last axis", "space_to_batch_nd", "strided_slice", "unstack",
                     "x[", "nn.conv", "nn.depthwise", "nn.max_pool", "nn.avg_pool", "nn.lrn",
                     "nn.embedding", "image."),
@@ -95,6 +95,11 @@ def test_eager_tensors_are_computed_at_once(row):
     assert {type(y) for y in ys} == {rg.Tensor}
     values, tolerance = due(row)
     check([y.numpy() for y in ys], values, tolerance)
+
+
+def test_a_list_beside_an_eager_tensor_divides():
+    x = rg.tensor([7.0, -3.0])
+    assert tf.div_no_nan(x, [2.0, 0.0]).tolist() == [3.5, 0.0]
 
 
 @pytest.mark.parametrize("row", [r for r in CALLS if r.op], ids=str)

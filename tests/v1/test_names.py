@@ -174,6 +174,16 @@ def test_shapes_and_sizes():
     assert tf.zeros([partly[1], 3]).shape.as_list() == [2, 3]
 
 
+def test_values_that_are_known_while_the_graph_is_built():
+    x = tf.placeholder(tf.float32, [2, None, 3])
+    found = tf.get_static_value(tf.constant([[1.5]])), tf.get_static_value(tf.shape(x)[::2] * 2)
+    assert [(a.tolist(), a.dtype) for a in found] == [([[1.5]], np.float32), ([4, 6], np.int32)]
+    assert tf.get_static_value([1, 2]).tolist() == [1, 2]
+    unknown = [x, tf.shape(x), tf.Variable(1.0)]
+    assert [tf.get_static_value(y, partial=True) for y in unknown] == [None] * 3
+    assert tf.executing_eagerly() is False
+
+
 # -- tensors as Python objects -------------------------------------------------------------------
 
 

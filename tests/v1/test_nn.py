@@ -5,6 +5,7 @@ import pytest
 
 import regrad as rg
 import regrad.v1 as tf
+from tests.helpers.rows import refused
 from tests.helpers.v1_rows import FIRST, IMAGES, ROWS, normal, positive, shares
 from tests.helpers.v1_session import any_session, run
 
@@ -21,6 +22,16 @@ def test_cross_entropy_has_no_gradient_by_labels_unless_v2():
     assert tf.gradients(loss, labels) == [None]
     (by_logits,) = tf.gradients(loss, logits)
     near(run(by_logits), run(tf.nn.softmax(logits) - labels))
+
+
+def test_labels_of_cross_entropy_may_be_integers():
+    labels, rows = np.eye(3, dtype=np.int64)[[0, 2, 1, 1]], tf.constant(ROWS)
+    for loss in (
+        tf.nn.softmax_cross_entropy_with_logits,
+        tf.nn.softmax_cross_entropy_with_logits_v2,
+    ):
+        found = loss(labels=tf.constant(labels), logits=rows)
+        near(run(found), -np.log(run(tf.nn.softmax(rows)))[labels == 1])
 
 
 @pytest.mark.parametrize("dtype", [tf.int32, tf.int64])
@@ -41,6 +52,17 @@ def test_labels_and_logits_tell_each_others_shapes():
         assert loss.shape.as_list() == [4, 3]
 
 
+@pytest.mark.parametrize("shape", [None, [None, None]])
+@pytest.mark.parametrize("biases", [[1.0], [1.0, 2.0], [[1.0, 2.0, 3.0]]])
+def test_biases_fit_the_channels_also_in_the_run(shape, biases):
+    x, b = tf.placeholder(tf.float32, shape), tf.placeholder(tf.float32)
+    y = tf.nn.bias_add(x, b)
+    assert run(y, {x: [[1.0, 2.0, 3.0]], b: [1.0, 2.0, 3.0]}).tolist() == [[2.0, 4.0, 6.0]]
+    refused(lambda: run(y, {x: [[1.0, 2.0, 3.0]], b: biases}), ValueError, "bias_add")
+    eager = rg.tensor([[1.0, 2.0, 3.0]]), rg.tensor(biases)
+    refused(lambda: tf.nn.bias_add(*eager), ValueError, "bias_add")
+
+
 def test_transposed_convolution_of_an_unknown_batch():
     x, w = tf.placeholder(tf.float32, [None, 3, 3, 2]), normal(3, 3, 4, 2)
     batch = tf.shape(x)[0]
@@ -53,6 +75,15 @@ def test_transposed_convolution_of_an_unknown_batch():
     due = rg.nn.conv2d_transpose(values, w, (2, 6, 6, 4), 2, "same").numpy()
     found = run([y, z, tf.transpose(turned, [0, 2, 3, 1])], {x: values})
     near(found, [due] * 3)
+
+
+@pytest.mark.parametrize("padding", ["SAME", "VALID"])
+def test_a_convolution_takes_the_attributes_of_an_op(padding):
+    y = tf.nn.conv2d(IMAGES, normal(3, 3, 3, 2), [1, 2, 1, 1], padding)
+    filters, attr = y.op.inputs[1], y.op.get_attr
+    again = tf.nn.conv2d(IMAGES, filters, attr("strides"), attr("padding"))
+    assert attr("padding") == padding.encode()
+    assert np.array_equal(*run([y, again]))
 
 
 def test_static_shapes_of_an_unknown_batch():
@@ -85,6 +116,21 @@ TABLES = {"mod": [WHOLE[i::3] for i in range(3)], "div": np.split(WHOLE, [3, 5])
 def test_embedding_in_several_tables(strategy):
     tables = [tf.constant(table) for table in TABLES[strategy]]
     near(run(tf.nn.embedding_lookup(tables, IDS, strategy)), WHOLE[IDS])
+    eager = [rg.asarray(table) for table in TABLES[strategy]]
+    for ids in (IDS.tolist(), IDS, rg.asarray(IDS), tuple(IDS.tolist())):
+        y = tf.nn.embedding_lookup(eager, ids, strategy)
+        assert isinstance(y, rg.Tensor)
+        near(y.numpy(), WHOLE[IDS])
+
+
+@pytest.mark.parametrize("strategy", TABLES)
+@pytest.mark.parametrize("id", [7, 8, 9, 12, 100, -1, -7])
+def test_an_id_out_of_range_is_refused(strategy, id):
+    tables, ids = [tf.constant(t) for t in TABLES[strategy]], tf.placeholder(tf.int32, [None])
+    y = tf.nn.embedding_lookup(tables, ids, strategy)
+    refused(
+        lambda: run(y, {ids: [0, id]}), tf.errors.InvalidArgumentError, "out of bounds|negative"
+    )
 
 
 def test_top_k():
@@ -191,6 +237,23 @@ def test_losses_are_collected():
     assert run([total, plain, rest]) == [116.0, 16.0, 100.0]
 
 
+def test_losses_of_eager_tensors_are_in_no_collection():
+    labels, weights = rg.asarray(LABELS), rg.asarray(WEIGHTS)
+    by_weights = rg.grad(lambda w: tf.losses.mean_squared_error(labels, PREDICTIONS, w))(weights)
+    total, count = (ERROR**2 * WEIGHTS).sum(), 3 * (WEIGHTS != 0).sum()
+    near(by_weights.numpy(), (ERROR**2).sum(1, keepdims=True) / count)
+    near(tf.losses.mean_squared_error(LABELS, PREDICTIONS, weights).numpy(), total / count)
+    tf.losses.add_loss(tf.losses.compute_weighted_loss(ERROR, weights))
+    assert tf.losses.get_losses() == []
+
+
+def test_losses_refuse_labels_and_logits_of_other_kinds():
+    refused(lambda: tf.losses.sparse_softmax_cross_entropy([0.0, 1.0], ROWS[:2]), TypeError,
+            "class indices")  # fmt: skip
+    for loss in (tf.losses.softmax_cross_entropy, tf.losses.sparse_softmax_cross_entropy):
+        refused(lambda loss=loss: loss([[1], [0]], [[1], [2]]), TypeError, "logits takes floats")
+
+
 def test_losses_of_predictions_are_computed_in_float32():
     x = tf.constant(ROWS.astype(np.float64))
     assert tf.losses.mean_squared_error(x, x).dtype == tf.float32
@@ -293,7 +356,10 @@ def test_dropout_of_whole_channels():
     assert (y == y[:, :1, :1]).all()
     assert {0.0, 2.0} == set(np.unique(y).tolist())
     size = tf.shape(x)
-    assert run(tf.nn.dropout(x, 0.5, [size[0], 1, 1, 1]), {x: np.ones([5, 4, 4, 3])}).shape[0] == 5
+    for noise in ([size[0], 1, 1, 1], tf.stack([size[0], 1, 1, 1])):
+        y = run(tf.nn.dropout(x, 0.5, noise), {x: np.ones([5, 4, 4, 3])})
+        assert y.shape == (5, 4, 4, 3)
+        assert {len(set(rows.ravel())) for rows in y} == {1}
 
 
 def test_rate_is_one_minus_keep_prob_and_infinities_are_hidden():
@@ -334,6 +400,16 @@ def test_seeds(draw, jit):
     fresh, other = twice(None, None)
     assert fresh != other
     assert twice(1, None) != twice(2, None)
+
+
+@pytest.mark.parametrize(("call", "words"), [
+    (lambda: tf.set_random_seed(1.5), "seed: expected an integer or None, got 1.5"),
+    (lambda: tf.random_normal([2], seed="a"), "seed: expected an integer or None, got 'a'"),
+    (lambda: tf.random_normal([2], 0, 1, tf.int32), "draws floats"),
+    (lambda: tf.random_uniform([2], 0, 1, tf.complex64), "draws floats"),
+])  # fmt: skip
+def test_seeds_are_integers_and_noise_is_of_floats(call, words):
+    refused(call, TypeError, words)
 
 
 def test_ops_of_one_seeded_graph_differ():

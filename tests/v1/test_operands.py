@@ -76,6 +76,20 @@ def test_sizes_that_are_the_same_stay_so():
     assert run(arrays.dimension_tensor(7)) == 7
 
 
+@pytest.mark.parametrize("dtype", [None, tf.int32, tf.int64, tf.float32])
+def test_an_unknown_size_becomes_a_tensor_of_any_dtype(dtype):
+    x = tf.placeholder(tf.float32, [None, 3])
+    n = tf.convert_to_tensor(x.shape[0], dtype)
+    assert n.dtype == (dtype or tf.int32)
+    assert run([n, tf.stack([n, x.shape[0]])[1]], {x: np.ones([4, 3])}) == [4, 4]
+
+
+def test_ops_have_inputs_for_sizes_known_in_the_run():
+    ids = tf.placeholder(tf.int32, [None])
+    *_, count = tf.segment_sum(tf.ones([3]), ids).op.inputs
+    assert run(count, {ids: [0, 4, 4]}) == 5
+
+
 def test_constants_of_integers_are_known():
     x = tf.constant(C)
     assert run(tf.reduce_sum(x, tf.range(1, 3))).shape == (2,)
@@ -259,9 +273,13 @@ REFUSED = {  # words of the ValueError that tells so when the graph is built
     "tf.nn.conv2d(IMAGES, W, [1, 1, 1, 1], 'HALF')": "padding",
     "tf.nn.conv2d(IMAGES, W, 1, 'SAME', data_format='NHCW')": "data_format",
     "tf.nn.conv2d(IMAGES, W[:, :, :2], 1, 'SAME')": "channels",
+    "tf.nn.convolution(IMAGES, W[0, 0], 'SAME')": "rank 3, 4 or 5",
     "tf.nn.max_pool(IMAGES, [1, 9, 9, 1], 1, 'VALID')": "window",
     "tf.nn.bias_add(x, [1.0])": "channels",
     "tf.nn.bias_add(x, ROWS)": "rank 1",
+    "tf.nn.bias_add(x, ROWS[0], 'CNHW')": "data_format",
+    "tf.nn.embedding_lookup(x, [0], 'hash')": "'mod' or 'div', got 'hash'",
+    "tf.concat(0, [x, x])": r"tf\.concat\(\[a, b\], 1\)",
     "tf.nn.dropout(x, 0.0)": "keep_prob",
     "tf.nn.dropout(x, 2.0)": "keep_prob",
     "tf.nn.dropout(x)": "keep_prob",
@@ -279,6 +297,9 @@ REFUSED = {  # words of the ValueError that tells so when the graph is built
     "tf.image.resize_images(IMAGES, [3, 3], tf.image.ResizeMethod.AREA)": "methods",
     "tf.train.exponential_decay(0.1, None, 10, 0.5)": "global_step is required",
     "tf.train.piecewise_constant(0, [1, 2], [1.0, 2.0])": "1 less",
+    "tf.convert_to_tensor(tf.IndexedSlices(x, [0]))": "dense_shape",
+    "tf.unique(x)": "unique: expected a tensor of rank 1, got the shape (.*3.)",
+    "tf.slice(x, [0, 0, 0], [1, 1, 1])": "one entry per axis",
     "tf.argmax([1.0], 0, dimension=0)": "Cannot specify both 'axis' and 'dimension'",
     **dict.fromkeys([
         "x + tf.ones([4])", "tf.matmul(x, tf.ones([2, 4]))", "tf.matmul(x, tf.ones([3]))",
@@ -289,7 +310,8 @@ REFUSED = {  # words of the ValueError that tells so when the graph is built
         "tf.pad(tf.ones([2]), [[1, 1]], 'EDGE')", "tf.where(x > 0.0, x)", "tf.norm(x, ord='nuc')",
         "tf.unstack(x)", "tf.unstack(tf.ones([2]), num=3)", "tf.scalar_mul([1.0, 2.0], x)",
         "tf.matmul(x, x, transpose_a=True, adjoint_a=True)", "tf.zeros([None, 2])",
-        "tf.boolean_mask(tf.ones([3]), [True])", "tf.boolean_mask(x, tf.placeholder(tf.bool))",
+        "tf.boolean_mask(x, tf.ones([2, 2], tf.bool))", "tf.boolean_mask(tf.ones([3]), [True])",
+        "tf.boolean_mask(x, tf.placeholder(tf.bool))",
         "tf.matrix_inverse(tf.ones([2, 3]))", "tf.reduce_sum(x, 0, reduction_indices=0)",
         "tf.batch_gather(x, tf.placeholder(tf.int32))", "tf.expand_dims(x, 0, dim=1)",
         "tf.reduce_sum(x, tf.placeholder(tf.int32, []))", "x.set_shape([None, 4])",
@@ -307,6 +329,12 @@ CALL_ERRORS = {  # of arguments that do not fit, and what says which dtypes do n
     "tf.add(1.0, 2.0, z=3.0)": "add: got an unexpected keyword argument 'z'",
     "tf.constant(1.0) + tf.constant(1)": r"float32.*int32.*tf\.cast",
     "tf.layers.batch_normalization(x, renorm=True)": "renorm",
+    "tf.nn.embedding_lookup(x, [0], max_norm=1.0)": r"max_norm.*tf\.clip_by_norm",
+    "x[:, x[0] > 0.0]": "a mask must be the only index",
+    "tf.global_norm(x)": "t_list should be a sequence",
+    "tf.clip_by_global_norm(x, 1.0)": "t_list should be a sequence",
+    "tf.sort(x, direction='DOWN')": "direction is 'ASCENDING' or 'DESCENDING', got 'DOWN'",
+    "tf.invert_permutation(x)": "takes integers",
     "tf.sqrt(tf.constant(1))": "Sqrt takes floats, got int32",
 }
 ERRORS = [

@@ -53,6 +53,18 @@ IMPORTS = {  # an import in a program, and the expected object
     "from tensorflow.python.ops import array_ops; found = array_ops.reshape": tf.reshape,
     "from tensorflow.python.ops import nn_ops; found = nn_ops.conv2d": tf.nn.conv2d,
     "from tensorflow.python.ops import init_ops; found = init_ops.zeros": tf.initializers.zeros,
+    # Modules inside TensorFlow that have the names of functions.
+    "from tensorflow.python.ops import variable_scope as vs; found = vs.variable_scope":
+        tf.variable_scope,
+    "import tensorflow.python.ops.gradients as g; found = g.gradients": tf.gradients,
+    "from tensorflow.python.ops import confusion_matrix as c; found = c.confusion_matrix":
+        tf.confusion_matrix,
+    "import tensorflow as tf; found = tf.python.ops.one_hot.argmax": tf.argmax,
+    "from tensorflow.python.ops.losses import losses; found = losses.hinge_loss":
+        tf.losses.hinge_loss,
+    "from tensorflow.python.ops import losses; found = losses.huber_loss": tf.losses.huber_loss,
+    "from tensorflow.python.ops import image_ops; found = image_ops.resize_images":
+        tf.image.resize_images,
     "from tensorflow.contrib import layers; found = layers.conv2d": tf.contrib.layers.conv2d,
     "from tensorflow.contrib.layers import batch_norm as found": tf.contrib.layers.batch_norm,
     "from tensorflow.contrib.framework.python.ops import arg_scope as found":
@@ -92,6 +104,7 @@ REFUSED = {  # code with a name that is not covered, and words of the error
     "from tensorflow.nn import Relu": "tf.nn.Relu is not covered.*'relu'",
     "import tensorflow as tf; tf.Placeholder": "Did you mean 'placeholder'",
     "import tensorflow.placeholder": "tensorflow.placeholder is not a module",
+    "from tensorflow.python.ops import variables as v; v.Tensr": "tf.Tensr is not covered.*Tensor",
 }
 
 
@@ -115,6 +128,15 @@ def test_uninstall_leaves_nothing():
     tf.uninstall()
 
 
+def test_other_packages_are_imported_as_ever(installed, tmp_path, monkeypatch):
+    (tmp_path / "not_tensorflow.py").write_text("import tensorflow as tf\nfound = tf.abs")
+    monkeypatch.syspath_prepend(tmp_path)
+    from not_tensorflow import found, tf
+
+    assert found is globals()["tf"].abs
+    assert tf.__path__ == [] and not hasattr(tf, "__builtins__")
+
+
 def test_functions_of_inner_modules(installed, graph):
     from tensorflow.python.layers import utils
     from tensorflow.python.ops import control_flow_ops, gen_nn_ops, variables
@@ -129,6 +151,28 @@ def test_functions_of_inner_modules(installed, graph):
         assert session.run(utils.smart_cond(x[0] > 0.0, lambda: x, lambda: -x))[0] == 1.0
     assert utils.smart_cond(tf.constant(False), int, str) == ""
     assert isinstance(ran, variables.RefVariable)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("zero_debias", [True, False])
+def test_assign_moving_average(installed, graph, zero_debias, dtype):
+    from tensorflow.python.training import moving_averages
+
+    fed = np.random.default_rng(0).normal(size=(4, 3)).astype(dtype)
+    value = tf.placeholder(dtype, [3])
+    mean = tf.Variable(np.ones(3, dtype), name="mean", trainable=False)
+    update = moving_averages.assign_moving_average(mean, value, 0.9, zero_debias)
+    weighted = [1.0 * 0.9**4 if not zero_debias else 0.0] * 3  # what is left of the initial value
+    for age, row in enumerate(reversed(fed)):
+        weighted = weighted + 0.1 * 0.9**age * row
+    with tf.Session() as session:
+        session.run(tf.global_variables_initializer())
+        found = [session.run(update, {value: row}) for row in fed][-1]
+        np.testing.assert_allclose(session.run(mean), found, rtol=0)
+    expected = weighted / (1 - 0.9**4) if zero_debias else weighted
+    np.testing.assert_allclose(found, expected, rtol=1e-5 if dtype == "float32" else 1e-7)
+    names = {v.op.name for v in tf.global_variables()} - {"mean"}
+    assert names == ({"mean/biased", "mean/local_step"} if zero_debias else set())
 
 
 # -- flags -----------------------------------------------------------------------------------------
@@ -152,6 +196,23 @@ def test_flags_come_from_the_command_line(clean, monkeypatch):
         "steps": 7, "rate": 0.5, "name": None, "show": False, "save": False, "late": "a",
     }  # fmt: skip
     refused(lambda: flags.step, AttributeError, "no flag 'step' is defined", "'steps'")
+
+
+@pytest.mark.parametrize(("word", "due"), [
+    ("", True), ("=true", True), ("=YES", True), ("=1", True), ("=False", False), ("=f", False),
+    ("=no", False),
+])  # fmt: skip
+def test_flags_of_booleans_have_a_word_or_none(clean, monkeypatch, word, due):
+    monkeypatch.setattr(sys, "argv", ["p.py", f"--show{word}"])
+    tf.flags.DEFINE_boolean("show", None, "")
+    assert tf.flags.FLAGS.show is due
+
+
+def test_a_flag_of_a_wrong_kind_ends_the_program(clean, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["p.py", "--show=maybe"])
+    tf.flags.DEFINE_boolean("show", True, "")
+    assert refused(lambda: tf.flags.FLAGS.show, SystemExit).code == 2
+    assert "argument --show/-show: invalid boolean value: 'maybe'" in capsys.readouterr().err
 
 
 def test_run_passes_the_other_words_and_exits(clean, monkeypatch):
@@ -207,10 +268,12 @@ def test_summaries_write_nothing_and_say_so_once(clean, graph, tmp_path):
         assert tf.summary.scalar("a loss:0", tf.constant(1.0)).op.name == "a_loss_0"
         tf.summary.histogram("weights", tf.ones([3]), collections=["mine"])
         merged = tf.summary.merge_all()
+        assert merged.op.name == "Merge/MergeSummary"
         writer = tf.summary.FileWriter(tmp_path / "logs", graph)
     assert len(said) == 1 and said[0].filename == __file__
     with tf.Session() as session:
         assert session.run([merged, tf.constant(2.0)]) == [b"", 2.0]
+    assert writer.get_logdir() == tmp_path / "logs"
     writer.add_summary(b"", 1)
     writer.close()
     assert os.listdir(tmp_path) == []

@@ -139,6 +139,13 @@ def ones(*sizes):
     return tf.ones(sizes)
 
 
+class Forgetful(CELLS.RNNCell):
+    state_size = output_size = 2
+
+    def call(self, inputs, state):
+        return state[0], state[0]
+
+
 MISTAKES = {
     "fn": (lambda: tf.map_fn(3, ones(2)), ArgumentError, "callable"),
     "a scalar": (lambda: tf.map_fn(lambda v: v, ones()), ValueError, "at least one axis"),
@@ -167,11 +174,22 @@ MISTAKES = {
     "a probability": (lambda: CELLS.DropoutWrapper(CELLS.GRUCell(2), 1.5), ValueError, "input"),
     "no size": (lambda: CELLS.DropoutWrapper(CELLS.GRUCell(2), 0.5, variational_recurrent=True),
                 ValueError, "input_size"),
+    "an unknown depth of a cell": (
+        lambda: CELLS.LSTMCell(2)(tf.placeholder(tf.float32, [1, None]), (ones(1, 2),) * 2),
+        ValueError, r"lstm_cell/kernel\) must be fully defined, not \(\?, 8\)"),
+    "another depth": (
+        lambda: tf.nn.static_rnn(CELLS.BasicRNNCell(2), [ones(1, 3), ones(1, 4)],
+                                 dtype=tf.float32),
+        ValueError, r"kernel, but specified shape \(6, 2\).*found shape \(5, 2\)"),
+    "a state's structure": (
+        lambda: tf.nn.static_rnn(Forgetful(), [ones(1, 3)], (ones(1, 2), ones(1, 2))),
+        ValueError, "must keep the structure of its state"),
     "a second cell of a name": (
         lambda: [CELLS.GRUCell(2, name="a")(ones(1, 3), ones(1, 2), scope="a") for _ in range(2)],
         ValueError, "already exists"),
     "an abstract state": (lambda: CELLS.RNNCell().zero_state(1, tf.float32), NotImplementedError,
                           "state_size"),
+    "an abstract output": (lambda: CELLS.RNNCell().output_size, NotImplementedError, "output_size"),
     "an abstract cell": (lambda: CELLS.RNNCell()(ones(1, 3), ones(1, 2)), NotImplementedError,
                          "call"),
 }  # fmt: skip
@@ -300,6 +318,10 @@ def check(slope, x, value, h=1e-6):
         step = step.reshape(x.shape)
         due = (value(x + step) - value(x - step)) / (2 * h)
         np.testing.assert_allclose(slope.reshape(-1)[place], due, rtol=1e-5, atol=1e-8)
+
+
+def test_the_dtype_of_a_state():
+    assert CELLS.LSTMCell(2).zero_state(3, tf.float64).dtype == tf.float64
 
 
 def test_an_lstm_is_the_lstm_of_torch(either):

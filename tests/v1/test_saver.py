@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import regrad.v1 as tf
+from regrad.v1.training import saver as saver_module
 from tests.helpers.rows import refused
 from tests.helpers.v1_session import initialized
 
@@ -120,6 +121,13 @@ def test_nothing_is_assigned_unless_all_fits(session, tmp_path):
         refused(lambda: other.run(good), tf.errors.FailedPreconditionError)
 
 
+def test_state_files_may_have_blank_and_indented_lines(session, tmp_path):
+    path = tf.train.Saver().save(session, str(tmp_path / "model"))
+    text = '\n  model_checkpoint_path: "model"\n\nlast_preserved_timestamp: 1700000000.25\n'
+    (tmp_path / "checkpoint").write_text(text)
+    assert tf.train.latest_checkpoint(tmp_path) == path
+
+
 def test_a_missing_folder_is_created(session, tmp_path):
     path = tf.train.Saver().save(session, tmp_path / "new" / "model")
     assert tf.train.latest_checkpoint(tmp_path / "new") == path
@@ -129,14 +137,64 @@ def test_missing_files(session, tmp_path):
     assert tf.train.latest_checkpoint(str(tmp_path)) is None
     restore = lambda: tf.train.Saver().restore(session, str(tmp_path / "nothing"))  # noqa: E731
     refused(restore, (ValueError, tf.errors.NotFoundError))
+    for path in (tmp_path, None):
+        words = f"{path} is not a valid checkpoint: there is no {path}.npz"
+        refused(lambda path=path: tf.train.Saver().restore(session, path), ValueError, words)
+    refused(lambda: tf.train.load_checkpoint(tmp_path), tf.errors.NotFoundError, "valid")
+
+
+@pytest.mark.parametrize("listed", [{"a\0b": 1.0}, {"words": np.array([b"b\0"], object)}])
+def test_zero_bytes_that_a_file_would_lose(graph, tmp_path, listed):
+    saver = tf.train.Saver({name: tf.Variable(value) for name, value in listed.items()})
+    with tf.Session() as session:
+        save = lambda: saver.save(initialized(session), tmp_path / "model")  # noqa: E731
+        refused(save, TypeError, f"the zero bytes in {next(iter(listed))!r}".replace("\\", "\\\\"))
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_table_of_contents_that_lacks_an_entry(session, tmp_path):
+    path = tmp_path / "model.npz"
+    np.savez(path, first=1.0, second=2.0)
+    data = bytearray(path.read_bytes())
+    first, second, end = (data.rindex(mark) for mark in (b"PK\1\2", b"PK\1\2", b"PK\5\6"))
+    first = data.rindex(b"PK\1\2", 0, second)
+    data[first + 32] = end - second  # the comment of the first entry is as long as the second
+    path.write_bytes(data)
+    read = lambda: tf.train.list_variables(tmp_path / "model")  # noqa: E731
+    refused(read, tf.errors.DataLossError, "does not name each entry once")
+
+
+def test_a_checkpoint_is_also_kept_each_few_hours(session, tmp_path, monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(saver_module.time, "time", lambda: now[0])
+    saver = tf.train.Saver(max_to_keep=1, keep_checkpoint_every_n_hours=2.0)
+    for hour in range(7):
+        now[0] = 3600.0 * hour
+        saver.save(session, tmp_path / "model", global_step=hour)
+    kept = ["checkpoint", "model-3.npz", "model-5.npz", "model-6.npz"]  # after 2 hours, after 4
+    assert sorted(os.listdir(tmp_path)) == kept
+
+
+def test_a_program_that_starts_again_recovers_its_checkpoints(session, tmp_path):
+    saver = tf.train.Saver(max_to_keep=2)
+    paths = [saver.save(session, str(tmp_path / "model"), global_step=n) for n in range(2)]
+    other = tf.train.Saver(max_to_keep=2)
+    other.recover_last_checkpoints([str(tmp_path / "lost"), *paths])
+    assert other.last_checkpoints == paths
+    other.save(session, str(tmp_path / "model"), global_step=2)
+    assert sorted(os.listdir(tmp_path)) == ["checkpoint", "model-1.npz", "model-2.npz"]
+    other.set_last_checkpoints(paths)
+    assert other.last_checkpoints == paths
 
 
 @pytest.mark.parametrize(("name", "options", "words"), [
     ("missing/folder/model", {}, "doesn't exist"), ("checkpoint", {}, "collides"),
-    ("model", {"latest_filename": "a/b"}, "path components"),
+    ("model", {"latest_filename": "a/b"}, "path components"), ("folder/", {}, "names no file"),
 ])  # fmt: skip
 def test_paths_that_are_refused(session, tmp_path, name, options, words):
-    refused(lambda: tf.train.Saver().save(session, tmp_path / name, **options), ValueError, words)
+    refused(
+        lambda: tf.train.Saver().save(session, f"{tmp_path}/{name}", **options), ValueError, words
+    )
 
 
 def test_sessions_and_names_that_are_refused(session, tmp_path):
@@ -149,3 +207,6 @@ def test_sessions_and_names_that_are_refused(session, tmp_path):
     assert os.listdir(tmp_path) == []
     with pytest.raises(ValueError, match="the same name: s/v"):
         tf.train.Saver([tf.global_variables()[0]] * 2)
+    refused(lambda: tf.train.Saver(3), TypeError, "a list of variables or a dict, got 3")
+    later = tf.train.Saver(defer_build=True)
+    refused(lambda: later.save(session, tmp_path / "model"), ValueError, r"call build\(\) first")

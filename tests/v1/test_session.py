@@ -7,6 +7,7 @@ import weakref
 import numpy as np
 import pytest
 
+import regrad as rg
 import regrad.v1 as tf
 from tests.helpers.rows import refused
 from tests.helpers.v1_session import any_session
@@ -146,6 +147,24 @@ def test_fed_values_take_the_tensors_dtype(session, dtype, value, due):
     assert got.dtype == dtype.as_numpy_dtype
 
 
+def test_tensors_of_regrad_are_fetched_and_are_values_of_feeds(session):
+    x = tf.placeholder(tf.float32, [2])
+    y = rg.sin(x)
+    assert isinstance(y, rg.Tensor)
+    assert session.run([y, x], {x: rg.tensor([0.0, 0.0])})[0].tolist() == [0.0, 0.0]
+
+
+def test_several_keys_are_fed_from_several_values(session):
+    x, y = tf.placeholder(tf.float32, []), tf.placeholder(tf.float32, [])
+    assert session.run(x - y, {(x, y): (3.0, 1.0)}) == 2.0
+
+
+def test_text_is_fed():
+    p = tf.placeholder(tf.string, [None])
+    with tf.Session() as plain:
+        assert plain.run(p, {p: ["a", b"bc"]}).tolist() == [b"a", b"bc"]
+
+
 # -- errors --------------------------------------------------------------------------------------
 
 
@@ -163,6 +182,12 @@ def x_fed(value):
     return lambda p: (p * 1.0, {p: value})
 
 
+def inner_tensor(p):
+    made = []
+    tf.cond(p[0, 0] > 0.0, lambda: made.append(p * 2.0) or p, lambda: p)
+    return made[0]
+
+
 ERRORS = tf.errors
 REFUSED = {  # fetches and feed, and the error
     "None": (lambda p: (None, None), TypeError, "."),
@@ -175,6 +200,18 @@ REFUSED = {  # fetches and feed, and the error
     "an unknown tensor": (lambda p: ("nope:0", None), ValueError, "nope"),
     "an unknown output": (lambda p: ("p:1", None), ValueError, "p"),
     "of another graph": (lambda p: (elsewhere(), None), ValueError, "elsewhere"),
+    "of a branch": (lambda p: (inner_tensor(p), None), ValueError, "inside a branch"),
+    "feed: a list": (lambda p: (p, [1.0]), TypeError, "feed_dict is a dict"),
+    "feed: None": (x_fed(None), TypeError, "p:0 is fed with None"),
+    "feed: a tensor": (lambda p: (p, {p: tf.zeros([1, 2])}), TypeError, "cannot be a tf.Tensor"),
+    "feed: an op": (lambda p: (p, {p: p.op}), TypeError, "cannot be a tf.Tensor"),
+    "feed: tensors": (lambda p: (p, {p: [p[0], p[0]]}), TypeError, "or contain one"),
+    "feed: a large number": (
+        lambda p: (i := tf.placeholder(tf.int32, [], name="i"), {i: 2**31}), OverflowError,
+        "i:0 is fed as int32.*2147483648"),
+    "feed: a size in use": (
+        lambda p: (tf.ones([n := tf.constant(2, name="n"), 1]), {n: 3}), TypeError,
+        "'n:0' cannot be fed.*static shapes"),
     "feed: too long": (x_fed([[1.0]]), ValueError, r"\(1, 1\).*p:0.*\(\?, 2\)"),
     "feed: a number": (x_fed(1.0), ValueError, r"\(\).*p:0.*\(\?, 2\)"),
     "feed: other sizes": (x_fed(np.ones([3, 1])), ValueError, r"\(3, 1\)"),
@@ -196,7 +233,8 @@ def test_runs_that_are_refused(session, name):
     build, error, words = REFUSED[name]
     fetches, feed = build(tf.placeholder(tf.float32, [None, 2], name="p"))
     found = refused(lambda: session.run(fetches, feed), error, words)
-    assert error in (TypeError, ValueError) or isinstance(found, ERRORS.OpError)
+    builtin = (TypeError, ValueError, OverflowError)
+    assert error in builtin or isinstance(found, ERRORS.OpError)
 
 
 def test_a_closed_session_and_a_finalized_graph(graph):
@@ -261,6 +299,40 @@ def test_an_interactive_session_is_the_default_until_it_is_closed(jit):
     finally:
         session.close()
     assert tf.get_default_session() is None
+
+
+def test_a_block_of_an_interactive_session_closes_it():
+    graph = tf.Graph()
+    with tf.InteractiveSession(graph=graph) as session:
+        assert tf.get_default_session() is session
+        assert tf.get_default_graph() is graph
+        x = tf.constant(2.0)
+        assert x.eval() == 2.0
+    assert tf.get_default_session() is None
+    refused(lambda: session.run(x), RuntimeError, "closed")
+
+
+def test_what_a_session_is_made_of():
+    refused(lambda: tf.Session("grpc://host"), TypeError, "target must be ''.*grpc")
+    refused(lambda: tf.Session(graph=tf.constant(1.0)), TypeError, "must be a tf.Graph")
+    config = tf.ConfigProto(allow_soft_placement=True)
+    config.gpu_options.allow_growth = True
+    assert (config.allow_soft_placement, config.gpu_options.allow_growth) == (True, True)
+    own = tf.ConfigProto(gpu_options=tf.GPUOptions(visible_device_list="0"))
+    assert own.gpu_options.visible_device_list == "0"
+
+
+def test_trace_gradients_runs_in_the_session():
+    x, w = tf.placeholder(tf.float32, [2], name="x"), tf.Variable([3.0, 4.0], name="w")
+    with tf.name_scope("layer"):
+        y = tf.sin(x) * w
+    refused(lambda: tf.trace_gradients(y, x), TypeError, "pass a session")
+    with tf.Session() as session:
+        session.run(w.initializer)
+        trace = tf.trace_gradients(y, [x, w, tf.constant(1.0)], {x: [0.0, 0.0]})
+    assert [step.path for step in trace.steps] == ["layer/mul", "layer/Sin", "w/read"]
+    assert [name for name, _ in trace.inputs] == ["x:0", "w:0", "Const:0"]
+    assert [None if dx is None else dx.norm for _, dx in trace.inputs] == [5.0, 0.0, None]
 
 
 def test_the_levels_of_traces(session):

@@ -205,6 +205,24 @@ REFUSED = {  # what is asked of a variable w of two elements, the error, and its
     "no rule": (
         lambda w: train.Optimizer(False, "mine").minimize(w * w), NotImplementedError,
         "_apply_dense"),
+    "no name": (lambda w: train.Optimizer(), ValueError, "the optimizer name"),
+    "a gate": (
+        lambda w: descent().compute_gradients(w * w, gate_gradients=3), ValueError, "GATE_OP.* 3"),
+    "an integer gradient": (
+        lambda w: descent().minimize(w[0], grad_loss=tf.constant(1)), ValueError, "int32.*floats"),
+    "adagrad's start": (lambda w: train.AdagradOptimizer(0.1, 0.0), ValueError, "positive: 0.0"),
+    "ftrl's power": (lambda w: train.FtrlOptimizer(0.1, 0.5), ValueError, "power must not .* -0.5"),
+    "a fraction of a step": (lambda w: train.assert_global_step(w), TypeError, "scalar of int"),
+    "no step": (lambda w: decay(0.1, None, 1, 0.5), ValueError, "global_step is required for expo"),
+    "an integer rate": (lambda w: decay(1, 0, 1, 0.5), TypeError, "rate is a float"),
+    "pieces": (lambda w: train.piecewise_constant(0, [1], [1.0]), ValueError, "1 less.* 1 and 1"),
+    "debiased averages": (
+        lambda w: train.ExponentialMovingAverage(0.5, zero_debias=True), TypeError, "zero_debias"),
+    "averages of integers": (
+        lambda w: train.ExponentialMovingAverage(0.5).apply([tf.constant(1)]), TypeError, "float"),
+    "averages of unknown shapes": (
+        lambda w: train.ExponentialMovingAverage(0.5).apply([tf.placeholder(tf.float32, [None])]),
+        ValueError, "must be known for its moving average"),
     "a step": (lambda w: [train.create_global_step() for _ in "ab"], GraphError, "already exists"),
 }  # fmt: skip
 
@@ -253,6 +271,15 @@ def test_rows_that_were_not_gathered_stay(name, jit):
             assert (after[still] == before[still]).all()
             first, before = (after[0], after) if touched == [0, 1] else (first, after)
         assert (after[3] == first).all()  # which had the same gradient
+
+
+def test_a_gradient_with_a_broadcast_row_changes_all_rows(session):
+    w = tf.Variable(np.ones((3, 2), np.float32))
+    (row,) = tf.gradients(tf.reduce_sum(tf.gather(w, [0])), w)
+    everywhere = tf.unsorted_segment_sum(tf.ones([1, 2]), [0], 1)
+    step = train.MomentumOptimizer(0.1, 0.9).apply_gradients([(row + everywhere, w)])
+    initialized(session).run(step)
+    np.testing.assert_allclose(session.run(w)[:, 0], [0.8, 0.9, 0.9], rtol=1e-6)
 
 
 @pytest.mark.parametrize("jit", [False, True])
@@ -321,6 +348,29 @@ def test_slots_have_tensorflows_names():
     assert optimizer.get_slot(w, "nothing") is None
 
 
+def test_a_variable_of_optimizers_that_is_no_slot():
+    w, optimizer = tf.Variable([1.0]), train.AdamOptimizer()
+    assert optimizer._get_non_slot_variable("beta1_power") is None
+    optimizer.minimize(w * w)
+    power = optimizer._get_non_slot_variable("beta1_power", tf.get_default_graph())
+    assert power in optimizer.variables() and power.op.name == "beta1_power"
+
+
+def test_a_slot_of_a_variable_whose_size_is_not_known(session):
+    value = tf.placeholder_with_default(np.float32([1.0, np.inf]), [None])
+    w = tf.Variable(value)
+    step = train.AdagradOptimizer(2.0, 7.0).minimize(3.0 * w)  # 7 and the square of 3 are 16
+    initialized(session).run(step)
+    np.testing.assert_allclose(session.run(w), [1 - 2 * 3 / 16**0.5, np.inf])
+
+
+def test_the_gradient_of_the_loss_may_be_passed(session):
+    w = tf.Variable([1.0, 2.0])
+    step = descent(0.5).minimize(w * w, grad_loss=[1.0, 3.0])
+    initialized(session).run(step)
+    np.testing.assert_allclose(session.run(w), [1 - 0.5 * 2 * 1, 2 - 0.5 * 3 * 4])
+
+
 def test_one_optimizer_in_two_graphs():
     optimizer = train.AdamOptimizer(0.1)
     for _ in range(2):
@@ -375,6 +425,8 @@ def test_the_global_step(session, graph):
     assert train.get_or_create_global_step(graph) is train.get_global_step() is step
     assert (step.op.name, step.dtype.base_dtype, step.trainable) == ("global_step", tf.int64, False)
     assert train.global_step(initialized(session), step) == 0
+    tf.add_to_collection(tf.GraphKeys.GLOBAL_STEP, tf.Variable(0))
+    refused(train.get_global_step, ValueError, "2 variables are in the collection 'global_step'")
 
 
 def test_moving_averages(session):
@@ -391,3 +443,14 @@ def test_moving_averages(session):
         np.testing.assert_allclose(session.run([v, average.average(v)]), [value, mean], rtol=1e-6)
     assert set(average.variables_to_restore()) == {"v/ExponentialMovingAverage", "count"}
     refused(lambda: average.apply([v]), ValueError, "already computed")
+
+
+def test_moving_averages_of_tensors_and_with_counts_of_updates(session):
+    v, x = tf.Variable(1.0, name="v"), tf.placeholder(tf.float32, [2], name="x")
+    average = train.ExponentialMovingAverage(0.9, num_updates=tf.constant(2), name="mean")
+    update = average.apply([x])  # the decay is 3 / 12, which is less than 0.9
+    initialized(session).run(update, {x: [4.0, 8.0]})
+    np.testing.assert_allclose(session.run(average.average(x)), [3.0, 6.0])
+    assert (average.name, average.average(x).op.name) == ("mean", "x/mean")
+    assert average.average(v) is None and average.average_name(v) == "v/mean"
+    assert set(average.variables_to_restore(iter([v]))) == {"v/mean", "x/mean"}

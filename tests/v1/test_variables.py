@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 import regrad.v1 as tf
+from tests.helpers.rows import refused
 from tests.helpers.v1_session import any_session, initialized, run
 
 pytestmark = pytest.mark.usefixtures("graph")
@@ -223,6 +224,28 @@ def test_get_variable_refuses_what_was_not_meant(reuse, arguments, words):
         tf.get_variable(*arguments)
 
 
+def test_values_of_variables_that_are_not_functions_of_a_shape(session):
+    value = tf.get_variable("value", initializer=[1, 2])
+    made = tf.get_variable("made", initializer=lambda: tf.ones([3]))
+    double = tf.get_variable("double", dtype=tf.float64, initializer=np.float64(3.0))
+    found = [v.tolist() for v in initialized(session).run([value, made, double])]
+    assert found == [[1, 2], [1.0, 1.0, 1.0], 3.0]
+    refused(lambda: tf.get_variable("both", [2], initializer=[1.0, 2.0]), ValueError, r"\(both\)")
+    words = "share variable made, but specified shape .4,. and dtype float32, and found shape .3,. "
+    with tf.variable_scope("", reuse=True):
+        refused(lambda: tf.get_variable("made", [4]), ValueError, words)
+
+
+def test_a_scope_lists_its_variables_and_takes_an_initializer():
+    refused(lambda: tf.variable_scope(None).__enter__(), TypeError, "or a default_name")
+    with tf.variable_scope("s", reuse=tf.AUTO_REUSE) as scope:
+        scope.set_initializer(tf.ones_initializer())
+        v, w = tf.get_variable("v", [2]), tf.get_variable("w", [2], trainable=False)
+        assert scope.initializer.dtype == tf.float32
+    assert (scope.global_variables(), scope.trainable_variables()) == ([v, w], [v])
+    assert repr(scope) == "<VariableScope 's' reuse=AUTO_REUSE>"
+
+
 def test_variable_scopes_nest_and_open_name_scopes():
     with tf.variable_scope("a"), tf.variable_scope("b") as scope:
         names = [scope, tf.get_variable("v", []), tf.constant(1.0, name="x")]
@@ -293,6 +316,28 @@ def test_scaled_initializers(make, variance, shape):
     due = np.sqrt(variance(*FANS[shape]))
     assert abs(got.std() / due - 1) < 0.06
     assert abs(got.mean()) < 0.1 * due
+
+
+@pytest.mark.parametrize(("call", "error", "words"), [
+    (lambda init: init.Zeros()([None]), ValueError, "fully defined"),
+    (lambda init: init.Initializer()([2]), NotImplementedError, ""),
+    (lambda init: init.VarianceScaling(0.0), ValueError, "`scale` must be positive"),
+    (lambda init: init.VarianceScaling(mode="fans"), ValueError, "Invalid `mode` argument: 'fans'"),
+    (lambda init: init.VarianceScaling(distribution="x"), ValueError, "Invalid `distribution`"),
+    (lambda init: init.Orthogonal()([3]), ValueError, "two axes or more"),
+    (lambda init: init.Identity()([2, 2, 2]), ValueError, "2D"),
+])  # fmt: skip
+def test_initializers_refuse_what_makes_no_sense(call, error, words):
+    refused(lambda: call(tf.initializers), error, words)
+
+
+def test_classes_of_initializers():
+    known = tf.initializers
+    assert tf.glorot_uniform_initializer is known.glorot_uniform is known.GlorotUniform
+    assert (known.HeNormal.__name__, known.HeNormal(seed=3).seed) == ("HeNormal", 3)
+    assert isinstance(known.lecun_uniform(), known.VarianceScaling)
+    assert (known.LecunNormal().mode, known.LecunNormal().distribution) == (
+        "fan_in", "truncated_normal")  # fmt: skip
 
 
 @pytest.mark.parametrize("shape", [(4, 6), (6, 4), (2, 3, 4)])

@@ -27,6 +27,9 @@ IN_GRAPH = Op(
 class PathRule(Rule):
     """A rule that decides which outputs of its node depend on which inputs."""
 
+    def linear_in(self, wanted: frozenset[int]) -> bool:
+        return False  # (unknown before the run)
+
     def sources(self, node: Node, used: Container[int]) -> Iterable[Symbol]:
         """Return the inputs on which the used outputs (given by id) depend."""
         raise NotImplementedError
@@ -85,9 +88,6 @@ class InGraph(PathRule):
         self.answer = answer
         self.closed = closed  # the symbols that f used, but did not take as inputs
         self.names = input_name
-
-    def linear_in(self, wanted: frozenset[int]) -> bool:
-        return False  # (unknown)
 
     def input_name(self, leaf: int) -> str:
         return self.names(leaf)

@@ -359,7 +359,7 @@ class VariableTape(Tape):
         binding = binding_of(variable, overrides)
         if binding is None or (binding.once and self not in innermost(state, binding.op)):
             return x
-        key = variable, binding.key
+        key = variable, binding.rule  # (scopes that follow each other have equal binding keys)
         if key not in self.ruled:
             counted = binding.counted_at(find_caller(), variable.name)
             counted.hit.add(x.shape)

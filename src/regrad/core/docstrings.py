@@ -69,16 +69,16 @@ def complete(doc: str, op: OpLike, annotations: Mapping[str, Any], *, boolean: b
         errors = _errors(op)
         results = "" if RESULT.search(f"\n{doc}") else _results(op, boolean)
         texts = TENSORS._replace(numbers=_numbers(op))
-        doc = _with_sections(doc, texts, annotations, results, errors)
+        doc = with_sections(doc, texts, annotations, results, errors)
     else:
-        doc = _with_sections(doc, TENSORS, annotations, "", _expected(annotations, TENSORS))
-    head, rest = _parted(doc)
+        doc = with_sections(doc, TENSORS, annotations, "", _expected(annotations, TENSORS))
+    head, rest = parted(doc)
     named = f"Op type: `{op.type}`."
     if rest.startswith("Source:"):
         parts = [head, f"{named} {rest}"]
     else:
         parts = [head, rest] if rest.startswith("Op type") else [head, named, rest]
-    return _indented(importing("\n\n".join(filter(None, parts))))
+    return indented(importing("\n\n".join(filter(None, parts))))
 
 
 def ordered(annotations: Mapping[str, Any], function: Callable[..., Any]) -> dict[str, Any]:
@@ -94,16 +94,16 @@ def complete_public(function: F, texts: Texts = TENSORS) -> F:
         return function
     annotations = ordered(function.__annotations__, function)
     doc = inspect.cleandoc(function.__doc__)
-    doc = _with_sections(doc, texts, annotations, "", _expected(annotations, texts))
-    function.__doc__ = _indented(importing(doc))
+    doc = with_sections(doc, texts, annotations, "", _expected(annotations, texts))
+    function.__doc__ = indented(importing(doc))
     return function
 
 
-def _with_sections(
+def with_sections(
     doc: str, texts: Texts, annotations: Mapping[str, Any], results: str, errors: list[str]
 ) -> str:
     """Return a docstring with its missing arguments, results and errors."""
-    head, rest = _parted(doc)
+    head, rest = parted(doc)
     head = _with_arguments(head, texts, annotations)
     if results:
         head = f"{head}\n\n{results}"
@@ -121,7 +121,7 @@ def importing(doc: str) -> str:
     return f"{doc[: len(prose)]}{head}{doc[len(prose) :]}"
 
 
-def _parted(doc: str) -> tuple[str, str]:
+def parted(doc: str) -> tuple[str, str]:
     """Return a docstring in two parts: prose and sections; and op type, source and example."""
     found = END.search(f"\n{doc}")
     end = found.start() if found else len(doc)
@@ -164,7 +164,7 @@ def _with_errors(head: str, errors: list[str]) -> str:
     if not errors or RAISES.search(head):
         return head
     if "\nRaises:\n" not in head:
-        return f"{head}\n\n{_section('Raises', *errors)}"
+        return f"{head}\n\n{section('Raises', *errors)}"
     said = head.partition("\nRaises:\n")[2]
     more = [INDENT + line for line in errors if line.rstrip(".") not in said]  # or a longer line
     return "\n".join([head, *more])
@@ -189,11 +189,11 @@ def _results(op: OpLike, boolean: bool) -> str:
     shape = "the shape to which the arguments broadcast" if others else f"{name}'s shape"
     dtype = "of the dtype to which they promote" if others else "dtype"
     if boolean:
-        return _section("Returns", f"A Tensor of bools, of {shape}.")
+        return section("Returns", f"A Tensor of bools, of {shape}.")
     text = f"A Tensor of {shape}{', ' if others else ' and '}{dtype}."
     if op.to_float:
-        return _section("Returns", text, "Integers and bools become the default dtype.")
-    return _section("Returns", text)
+        return section("Returns", text, "Integers and bools become the default dtype.")
+    return section("Returns", text)
 
 
 def _errors(op: OpLike) -> list[str]:
@@ -202,9 +202,11 @@ def _errors(op: OpLike) -> list[str]:
     return [NO_TENSOR, *real, *shapes]
 
 
-def _section(title: str, *lines: str) -> str:
+def section(title: str, *lines: str) -> str:
+    """Return a section of a docstring."""
     return "\n".join([f"{title}:", *[INDENT + line for line in lines]])
 
 
-def _indented(text: str) -> str:
+def indented(text: str) -> str:
+    """Return a docstring as in the source of a function."""
     return text.replace("\n", f"\n{INDENT}").replace(f"\n{INDENT}\n", "\n\n")

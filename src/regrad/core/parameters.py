@@ -41,7 +41,8 @@ class ParameterBinding(OpBinding):
 
     def selects(self, variable: Any) -> bool:
         """Return whether the key names a Variable."""
-        step = ChainStep((variable.name,), variable)
+        # (a Variable of regrad.v1 is called `w:0`)
+        step = ChainStep((variable.name, variable.name.removesuffix(":0")), variable)
         found = any(matches(entry, step) for entry in entries(self.selector.parameter))
         if not found:
             self.others[variable.name] = None
@@ -54,13 +55,18 @@ class ParameterBinding(OpBinding):
         return f"{self.shown} names no Variable that a gradient function reads; {read}"
 
 
-def binding_of(variable: Any, overrides: Mapping[Any, Any]) -> ParameterBinding | None:
+def binding_of(
+    variable: Any, overrides: Mapping[Any, Any], graph: object = None
+) -> ParameterBinding | None:
     """Return the rule of a Variable in the innermost scope that has one.
+
+    A rule of a graph's own scope applies only to the Variables of this graph.
 
     Raises:
         ArgumentError: Two keys of the scope have different rules for it.
     """
-    every = [b for b in overrides.values() if isinstance(b, ParameterBinding)]
+    types = PARAMETER.type, (graph, PARAMETER.type)
+    every = [b for key, b in overrides.items() if getattr(key, "op_type", None) in types]
     found = [b for b in every if b.selects(variable)]
     found = [b for b in found if b.depth == max(each.depth for each in found)]
     for other in found[1:]:

@@ -88,7 +88,7 @@ class PlanRun:
 
     def through(self, step: Any, known: dict[int, Any]) -> list[Any]:
         """Return the outputs of a step of control flow, from values of placeholders by id."""
-        return step.plan([known[s.id] for s in step.reads], self)
+        return step.plan.nested([known[s.id] for s in step.reads], self)
 
 
 class Shaped:
@@ -199,14 +199,18 @@ class GraphPlan:
         return values
 
     def __call__(self, values: Sequence[Any], run: PlanRun) -> list[Any]:
+        with np.errstate(all="ignore"):  # infinities are ordinary values here
+            return self.nested(values, run)
+
+    def nested(self, values: Sequence[Any], run: PlanRun) -> list[Any]:
+        """Run the plan within the run of another plan, such as an iteration of a loop."""
         values = self.with_shapes(values)
         try:
             arena = self._arenas.pop()
         except IndexError:  # this is the first run, or other runs use all arenas
             arena = Arena()
         try:
-            with np.errstate(all="ignore"):  # infinities are ordinary values here
-                found = self.function(run, arena, *values)
+            found = self.function(run, arena, *values)
             self._arenas.append(arena)
             return found
         except Exception as error:

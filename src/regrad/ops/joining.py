@@ -57,6 +57,8 @@ def concat(arrays: Sequence[Any], /, *, axis: int | None = 0) -> Tensor:
     xs = _lift_all("concat", arrays)
     if axis is None:
         return _concat([reshape(x, (-1,)) for x in xs], axis=0)
+    if axis >= 0 and _are_unranked(xs):  # the kernel checks the ranks
+        return _concat(xs, axis=axis)
     if len({x.ndim for x in xs}) > 1 or xs[0].ndim == 0:
         raise ShapeError(
             "concat: expected tensors of the same rank, 1 or more, got "
@@ -69,6 +71,11 @@ def _lift_all(name: str, arrays: Sequence[TensorLike]) -> list[Tensor]:
     if not isinstance(arrays, list | tuple) or not arrays:
         raise ArgumentError(f"{name} expects a list of at least one Tensor, got {kind(arrays)}")
     return [dispatch.lift(a) for a in arrays]
+
+
+def _are_unranked(xs: Sequence[Tensor]) -> bool:
+    """Return whether a rank is known only in the run."""
+    return any(isinstance(x._data.shape, dims.UnknownRank) for x in xs)
 
 
 @op("Split")
@@ -111,7 +118,7 @@ def split(
     [[1.0], [2.0, 3.0, 4.0]]
     """
     x = dispatch.lift(x)
-    if isinstance(x._data.shape, dims.UnknownRank):  # the number of parts is known regardless
+    if _are_unranked([x]):  # the number of parts is known regardless
         length: Any = dims.size_of(x._data, axis)
         return _split(x, sizes=part_sizes(sections_or_sizes, length), axis=axis)
     axis = normalized_axis(axis, x.ndim)
@@ -148,6 +155,8 @@ def stack(arrays: Sequence[Any], /, *, axis: int = 0) -> Tensor:
     [[1.0, 3.0], [2.0, 4.0]]
     """
     xs = _lift_all("stack", arrays)
+    if _are_unranked(xs):  # the kernel checks the shapes
+        return _stack(xs, axis=axis)
     if any(dims.differ(x.shape, xs[0].shape) for x in xs):
         raise ShapeError(
             f"stack: all tensors must have one shape, got {', '.join(str(x.shape) for x in xs)}"

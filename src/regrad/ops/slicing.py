@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from regrad.core import dispatch, numbers
+from regrad.core import dims, dispatch, numbers
 from regrad.core.backends import Array, Namespace, placed_like
 from regrad.core.op import TensorLike, op
 from regrad.core.registry import gradient
@@ -240,7 +240,9 @@ def pad(
         [3, 2, 1, 2, 3, 2]
     """
     x = dispatch.lift(x)
-    pairs = _pairs(paddings, x.ndim)
+    unranked = isinstance(x._data.shape, dims.UnknownRank)
+    rank = len(paddings) if unranked and not isinstance(paddings, int) else x.ndim
+    pairs = _pairs(paddings, rank)
     if mode not in ("constant", "reflect", "symmetric", "edge"):
         raise ArgumentError(
             f"pad: mode must be 'constant', 'reflect', 'symmetric' or 'edge', got {mode!r}"
@@ -248,7 +250,8 @@ def pad(
     if mode == "constant":
         _check_kind("pad", "constant_value", constant_value, x)
         return _pad(x, paddings=pairs, constant_value=fitting(constant_value, x.dtype))
-    if any(any(pair) and n == 0 for n, pair in zip(x.shape, pairs, strict=True)):
+    sizes = () if unranked else x.shape
+    if any(any(pair) and dims.same((n,), (0,)) for n, pair in zip(sizes, pairs, strict=False)):
         raise ShapeError(f"pad: an empty axis of {x.shape} has no elements to repeat ({mode})")
     return _mirror_pad(x, paddings=pairs, mode=mode)
 
@@ -257,7 +260,8 @@ def _pairs(paddings: Any, ndim: int) -> Paddings:
     if isinstance(paddings, int):
         paddings = [(paddings, paddings)] * ndim
     pairs = [as_ints(pair, "paddings") for pair in paddings if isinstance(pair, tuple | list)]
-    if len(pairs) != ndim or len(paddings) != ndim or any(len(p) != 2 or min(p) < 0 for p in pairs):
+    wrong = [p for p in pairs if len(p) != 2 or any(isinstance(n, int) and n < 0 for n in p)]
+    if wrong or len(pairs) != ndim or len(paddings) != ndim:
         raise ArgumentError(
             f"pad: paddings must be one pair (before, after) of 0 or more per axis ({ndim}), got "
             f"{paddings!r:.80}"

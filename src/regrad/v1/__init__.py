@@ -16,7 +16,6 @@ that is not covered raises an AttributeError that names the function to call ins
 from __future__ import annotations
 
 import sys
-from types import ModuleType
 
 from regrad.core.signatures import answer_in as _answer_in
 from regrad.v1 import app as app
@@ -38,7 +37,6 @@ from regrad.v1.functions import linalg as matrices
 from regrad.v1.functions import losses as losses
 from regrad.v1.functions import operators as _operators  # noqa: F401 (sets operators)
 from regrad.v1.functions.arrays import *
-from regrad.v1.functions.blocks import *
 from regrad.v1.functions.checks import *
 from regrad.v1.functions.clipping import *
 from regrad.v1.functions.creation import *
@@ -48,7 +46,6 @@ from regrad.v1.functions.loops import *
 from regrad.v1.functions.math import *
 from regrad.v1.functions.random_ops import *
 from regrad.v1.functions.reductions import *
-from regrad.v1.functions.scatter import *
 from regrad.v1.graph import control
 from regrad.v1.graph.control import *
 from regrad.v1.graph.conversion import *
@@ -61,8 +58,6 @@ from regrad.v1.graph.tensors import *
 from regrad.v1.graph.tracing import *
 from regrad.v1.graph.variables import *
 from regrad.v1.namespaces import *
-from regrad.v1.programs import digits as _digits  # noqa: F401
-from regrad.v1.programs import inside as _inside  # noqa: F401
 from regrad.v1.programs.install import *
 from regrad.v1.run.session import *
 from regrad.v1.training import initializers as initializers
@@ -79,17 +74,14 @@ pack, unpack = stack, unstack
 flags = app.flags
 arg_max, arg_min = argmax, argmin
 
-compat: ModuleType = sys.modules[__name__]
-v1: ModuleType = sys.modules[__name__]  # tf.compat.v1
+compat = v1 = sys.modules[__name__]  # tf.compat.v1
 __version__ = "1.15"
 
 
 for _module in (
-    app, contrib, contrib.framework, contrib.layers, contrib.seq2seq, flags, image, initializers,
-    layers, losses, linalg, math, metrics, nn, random, summary, train, v1,
+    app, bitwise, contrib, contrib.framework, contrib.layers, contrib.seq2seq, flags, image,
+    initializers, layers, losses, linalg, math, metrics, nn, nn.rnn_cell, random, signal, spectral,
+    summary, train, v1,
 ):  # fmt: skip
-    _label = _module.__name__.rpartition(".")[2].removeprefix("v1")
-    _label = f"contrib.{_label}" if ".contrib." in _module.__name__ else _label
     _answer_in(_module, _WRITTEN_OUT)
-    uncovered.refuse_in(_module, f"tf.{_label}".rstrip("."))
-uncovered.refuse_in(nn.rnn_cell, "tf.nn.rnn_cell")
+    uncovered.refuse_in(_module)

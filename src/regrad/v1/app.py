@@ -58,9 +58,10 @@ FLAGS = Flags()
 
 
 def _boolean(text: str) -> bool:
-    if text.lower() not in ("true", "false", "t", "f", "1", "0", "yes", "no"):
-        raise argparse.ArgumentTypeError(f"{text!r} is not true or false")
-    return text.lower() in ("true", "t", "1", "yes")
+    return ["false", "f", "0", "no", "true", "t", "1", "yes"].index(text.lower()) >= 4
+
+
+_boolean.__name__ = "boolean"  # argparse says of a ValueError: invalid boolean value
 
 
 def _definer(name: str, convert: Callable[[str], Any], example: str) -> Callable[..., None]:
@@ -99,11 +100,10 @@ def _definer(name: str, convert: Callable[[str], Any], example: str) -> Callable
 # How the command line's text becomes a value, and an example.
 KINDS: dict[str, tuple[Callable[[str], Any], str]] = {
     "DEFINE_string": (str, "'a'"), "DEFINE_integer": (int, "3"), "DEFINE_float": (float, "0.5"),
-    "DEFINE_boolean": (_boolean, "True"),
+    "DEFINE_boolean": (_boolean, "True"), "DEFINE_bool": (_boolean, "True"),
 }  # fmt: skip
 flags = ModuleType("regrad.v1.flags", "The functions of `tf.app.flags`.")
 vars(flags).update({name: _definer(name, *kind) for name, kind in KINDS.items()}, FLAGS=FLAGS)
-vars(flags).update(DEFINE_bool=vars(flags)["DEFINE_boolean"])
 
 
 def run(main: Callable[[list[str]], Any] | None = None, argv: list[str] | None = None) -> NoReturn:

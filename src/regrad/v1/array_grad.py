@@ -1,6 +1,4 @@
 """TensorFlow's `array_grad`: gradient functions such as `_ReshapeGrad(op, grad)`, by name."""
 
-from regrad.v1.functions.rule_functions import list_names as __dir__
-from regrad.v1.functions.rule_functions import rule_function as __getattr__
-
-__all__ = ["__dir__", "__getattr__"]
+from regrad.v1.nn_grad import __dir__ as __dir__
+from regrad.v1.nn_grad import __getattr__ as __getattr__

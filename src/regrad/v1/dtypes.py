@@ -7,6 +7,8 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from regrad.errors import DTypeError
+
 __all__ = [
     "DType", "as_dtype", "bool", "complex64", "complex128", "double", "float16", "float32",
     "float64", "half", "int8", "int16", "int32", "int64", "string", "uint8", "uint16", "uint32",
@@ -86,8 +88,6 @@ class DType:
         return self._dtype == as_dtype(other)._dtype
 
     def __eq__(self, other: Any) -> builtins.bool:
-        if other is None:
-            return False
         try:
             other = as_dtype(other)
         except TypeError:
@@ -147,7 +147,7 @@ def as_dtype(value: DTypeLike) -> DType:
         The DType.
 
     Raises:
-        TypeError: the value does not name a dtype.
+        DTypeError: the value does not name a dtype.
 
     Source: `tf.as_dtype`.
 
@@ -162,12 +162,12 @@ def as_dtype(value: DTypeLike) -> DType:
         raise TypeError("None is not a dtype")
     if value is float or (isinstance(value, str) and value == "float"):
         return float32
-    if isinstance(value, str) and value == "int":
-        raise TypeError("'int' is not a dtype of TensorFlow; write 'int32' or 'int64'")
+    if value is None or (isinstance(value, str) and value == "int"):  # (NumPy takes them)
+        raise DTypeError(f"{value!r} is not a dtype of TensorFlow, such as 'int32' or 'int64'")
     try:
         dtype = np.dtype(value)
     except TypeError:
-        raise TypeError(f"{value!r} is not a dtype") from None
+        raise DTypeError(f"{value!r} is not a dtype") from None
     return string if dtype.kind in "OSU" else of(dtype)
 
 

@@ -8,7 +8,6 @@ from regrad.core import dims
 from regrad.core.callers import warn_caller
 from regrad.errors import CheckpointError, InvalidValueError, RegradError, ShapeError
 from regrad.graph.graph import Node
-from regrad.v1.graph.node_defs import NodeDef
 
 
 class OpError(RegradError):
@@ -16,10 +15,10 @@ class OpError(RegradError):
 
     op: Any = None
 
-    def __init__(self, node_def: NodeDef | str | None, op: Any = None, message: str = "") -> None:
+    def __init__(self, node_def: Any, op: Any = None, message: str = "") -> None:
         # The order is TensorFlow's. A single argument is the message.
         self.message: str = message or str(node_def)
-        self.node_def: NodeDef | str | None = node_def if message else None
+        self.node_def: Any = node_def if message else None
         self.op = op
         super().__init__(self.message)
 

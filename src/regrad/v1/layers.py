@@ -1,4 +1,3 @@
 """`tf.layers`: layers as functions, and as classes."""
 
-from regrad.v1.training.layer_classes import *
 from regrad.v1.training.layers import *

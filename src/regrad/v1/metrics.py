@@ -6,8 +6,7 @@ from typing import Any
 
 from regrad.core.tensor import TensorLike
 from regrad.v1 import dtypes
-from regrad.v1.functions.creation import ones_like
-from regrad.v1.functions.math import cast, div_no_nan, equal
+from regrad.v1.functions import creation, math
 from regrad.v1.functions.reductions import reduce_sum
 from regrad.v1.graph.conversion import convert_to_tensor
 from regrad.v1.graph.graphs import GraphKeys, get_default_graph
@@ -49,12 +48,13 @@ def mean(
     1.5 3.0 3.0
     """
     with variable_scope(name, "mean"):
-        x = cast(values, dtypes.float32)
-        w = ones_like(x) if weights is None else cast(weights, dtypes.float32) * ones_like(x)
+        x = math.cast(values, dtypes.float32)
+        ones = creation.ones_like(x)
+        w = ones if weights is None else math.cast(weights, dtypes.float32) * ones
         total, count = (Variable(0.0, False, KEYS, name=part) for part in ("total", "count"))
-        value = div_no_nan(total.value(), count.value(), name="value")
-        sums = total.assign_add(reduce_sum(x * w)), count.assign_add(reduce_sum(w))
-        update = div_no_nan(*sums, name="update_op")
+        value = math.div_no_nan(total.value(), count.value(), name="value")
+        sums = [v.assign_add(reduce_sum(y)) for v, y in ((total, x * w), (count, w))]
+        update = math.div_no_nan(*sums, name="update_op")
     graph = get_default_graph()
     graph.add_to_collections(metrics_collections, value)
     graph.add_to_collections(updates_collections, update)
@@ -90,5 +90,5 @@ def accuracy(
     0.5 ['accuracy/total', 'accuracy/count']
     """
     found = convert_to_tensor(predictions)
-    hits = equal(found, cast(labels, found.dtype))
+    hits = math.equal(found, math.cast(labels, found.dtype))
     return mean(hits, weights, metrics_collections, updates_collections, name or "accuracy")

@@ -14,12 +14,10 @@ from regrad.core.registry import gradient
 from regrad.core.tensor import Readable, TensorLike
 from regrad.errors import GraphError
 from regrad.shapes.infer import Spec
-from regrad.v1 import dtypes, uncovered
-from regrad.v1.functions import clipping, creation, random_ops, reductions
-from regrad.v1.functions import indexing as _indexing
+from regrad.v1 import dtypes
+from regrad.v1.functions import clipping, creation, indexing, nn, random_ops, reductions
 from regrad.v1.functions import linalg as _linalg
 from regrad.v1.functions import math as _math
-from regrad.v1.functions import nn as _nn
 from regrad.v1.functions import spectral as _spectral
 from regrad.v1.functions.spectral import fft, fft2d, fft3d, ifft, ifft2d, ifft3d
 from regrad.v1.graph.conversion import convert_to_tensor
@@ -141,25 +139,22 @@ class Namespace(ModuleType):
 
     def __init__(self, name: str, *modules: ModuleType, **more: Any) -> None:
         super().__init__(f"regrad.v1.{name}", f"The functions of `tf.{name}`.")
-        uncovered.refuse_in(self, f"tf.{name}")
         for module in modules:
-            public = {k: v for k, v in vars(module).items() if _is_own(module, k, v)}
-            self.__dict__.update(public)
+            self.__dict__.update({
+                k: v for k, v in vars(module).items()
+                if k[0] != "_" and getattr(v, "__module__", "") == module.__name__
+            })  # fmt: skip
         self.__dict__.update(more)
 
 
-def _is_own(module: ModuleType, name: str, value: Any) -> bool:
-    return not name.startswith("_") and getattr(value, "__module__", "") == module.__name__
-
-
 math: Namespace = Namespace(
-    "math", _math, reductions, clipping, confusion_matrix=_indexing.confusion_matrix,
-    l2_normalize=_nn.l2_normalize, softplus=_nn.softplus, softsign=_nn.softsign,
-    top_k=_nn.top_k, in_top_k=_nn.in_top_k, zero_fraction=_nn.zero_fraction,
+    "math", _math, reductions, clipping, confusion_matrix=indexing.confusion_matrix,
+    l2_normalize=nn.l2_normalize, softplus=nn.softplus, softsign=nn.softsign,
+    top_k=nn.top_k, in_top_k=nn.in_top_k, zero_fraction=nn.zero_fraction,
 )  # fmt: skip
 linalg: Namespace = Namespace(
     "linalg", _linalg, eye=creation.eye,
-    l2_normalize=_nn.l2_normalize, global_norm=clipping.global_norm,
+    l2_normalize=nn.l2_normalize, global_norm=clipping.global_norm,
 )  # fmt: skip
 random: Namespace = Namespace(
     "random", normal=random_ops.random_normal, uniform=random_ops.random_uniform,

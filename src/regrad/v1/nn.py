@@ -1,8 +1,6 @@
 """`tf.nn`: activations, losses, convolutions and recurrent networks."""
 
 from regrad.v1.functions.convolution import *
-from regrad.v1.functions.math import sigmoid as sigmoid
-from regrad.v1.functions.math import tanh as tanh
 from regrad.v1.functions.nn import *
 from regrad.v1.training import rnn_cell as rnn_cell
 from regrad.v1.training.rnn import *

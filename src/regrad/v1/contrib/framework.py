@@ -74,10 +74,9 @@ def arg_scope(
     BiasAdd
     """
     defaults = _DEFAULTS.get() or {}
-    if isinstance(list_ops_or_scope, dict):
-        defaults, listed = list_ops_or_scope, []
-    else:
-        listed = list(list_ops_or_scope)
+    listed = list_ops_or_scope
+    if isinstance(listed, dict):
+        defaults, listed = listed, []
     for function in listed:
         key = getattr(function, "_arg_scope_key", None)
         if key is None:

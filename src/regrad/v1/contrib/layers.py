@@ -15,14 +15,7 @@ from regrad.v1.functions.arrays import identity
 from regrad.v1.functions.convolution import channels_last
 from regrad.v1.graph.control import group
 from regrad.v1.graph.conversion import convert_to_tensor
-from regrad.v1.graph.graphs import (
-    GraphKeys,
-    control_dependencies,
-    get_collection_ref,
-    get_default_graph,
-    name_scope,
-)
-from regrad.v1.graph.row_docs import fill_in
+from regrad.v1.graph.graphs import GraphKeys, control_dependencies, get_default_graph, name_scope
 from regrad.v1.graph.rows import listed, plain_value, row
 from regrad.v1.graph.tensors import Tensor
 from regrad.v1.training import initializers, layers
@@ -102,22 +95,7 @@ def xavier_initializer(
 xavier_initializer_conv2d = xavier_initializer
 
 
-def _regularizer(loss: Callable[[Any], Any]) -> Layer:
-    """Make a function of (scale, scope) that returns the regularizer of a loss."""
-
-    def make(scale: float, scope: str | None = None) -> Callable[[TensorLike], Any]:
-        def regularize(weights: TensorLike) -> Any:
-            with name_scope(scope, loss.__name__):
-                return convert_to_tensor(loss(weights) * scale) if scale else None
-
-        return regularize
-
-    make.__doc__ = loss.__doc__
-    return fill_in(make, loss.__name__)
-
-
-@_regularizer
-def l1_regularizer(weights):
+def l1_regularizer(scale: float, scope: str | None = None) -> Callable[[TensorLike], Any]:
     """Return a function of weights: `scale * sum(abs(w))`, or None if the scale is 0.
 
     Args:
@@ -137,11 +115,10 @@ def l1_regularizer(weights):
     ...     print(sess.run(tf.contrib.layers.l1_regularizer(0.5)(tf.constant([1.0, -3.0]))))
     2.0
     """
-    return reductions.reduce_sum(abs(weights))
+    return _regularizer("l1_regularizer", lambda w: reductions.reduce_sum(abs(w)), scale, scope)
 
 
-@_regularizer
-def l2_regularizer(weights):
+def l2_regularizer(scale: float, scope: str | None = None) -> Callable[[TensorLike], Any]:
     """Return a function of weights: `scale * sum(w**2) / 2`, or None if the scale is 0.
 
     Args:
@@ -161,7 +138,15 @@ def l2_regularizer(weights):
     ...     print(sess.run(tf.contrib.layers.l2_regularizer(0.5)(tf.constant([1.0, -3.0]))))
     2.5
     """
-    return nn.l2_loss(weights)
+    return _regularizer("l2_regularizer", nn.l2_loss, scale, scope)
+
+
+def _regularizer(name: str, loss: Layer, scale: float, scope: str | None) -> Layer:
+    def regularize(weights: TensorLike) -> Any:
+        with name_scope(scope, name):
+            return convert_to_tensor(loss(weights) * scale) if scale else None
+
+    return regularize
 
 
 # -- calls of `tf.layers` --------------------------------------------------------------------------
@@ -229,7 +214,17 @@ def _weights(
     weights_regularizer=None, biases_initializer=ZEROS, biases_regularizer=None, reuse=None,
     variables_collections=None, outputs_collections=None, trainable=True, scope=None,
 ) -> None:  # fmt: skip
-    """Declare the last parameters of layers with weights."""
+    """Declare the last parameters of layers with weights.
+
+    Args:
+        activation_fn: A function of the result, or None.
+        normalizer_fn: A function such as `batch_norm`, or None.
+        normalizer_params: Keyword arguments of the normalizer, a dict.
+        weights_initializer: The initial weights, by default Glorot's.
+        biases_initializer: The initial biases, or None for a layer without biases.
+        variables_collections: Further collections of the variables, a list or a dict.
+        outputs_collections: A collection to which the result is added.
+    """
 
 
 @_layer("fully_connected", layers.dense, then=_weights)
@@ -360,7 +355,7 @@ def _normalize(
     x = convert_to_tensor(inputs)
     for kind, given in ("initializer", param_initializers), ("regularizer", param_regularizers):
         options |= {f"{part}_{kind}": value for part, value in (given or {}).items()}
-    pending = get_collection_ref(GraphKeys.UPDATE_OPS)
+    pending = x.graph.get_collection_ref(GraphKeys.UPDATE_OPS)
     before = len(pending)
     y = layers.batch_normalization(
         x, 1 if data_format == "NCHW" else -1, **options,
@@ -368,10 +363,9 @@ def _normalize(
         renorm=renorm or zero_debias_moving_mean, adjustment=adjustment or batch_weights,
     )  # fmt: skip
     updates = pending[before:]
-    if updates_collections != GraphKeys.UPDATE_OPS:
-        del pending[before:]
-        for update in updates:
-            get_default_graph().add_to_collections(updates_collections, update)
+    del pending[before:]
+    for update in updates:
+        x.graph.add_to_collections(updates_collections, update)
     if updates_collections is None and updates:
         with _scope_of(y), control_dependencies([group(*updates)]):
             return identity(y)
@@ -398,12 +392,15 @@ def batch_norm(
         center: Whether to add `beta`.
         scale: Whether to multiply by `gamma`.
         epsilon: A small number added to the variance.
+        activation_fn: A function of the result, or None.
         param_initializers: Initial values by name: "beta", "gamma", "moving_mean" and
             "moving_variance".
         param_regularizers: Regularizers by name: "beta" and "gamma".
         updates_collections: The collection of the updates of the moving averages. With None, the
             result waits for the updates.
         is_training: Whether to use the moments of the batch, a bool or a tensor.
+        variables_collections: Further collections of the variables, a list or a dict.
+        outputs_collections: A collection to which the result is added.
         trainable: Whether optimizers change `beta` and `gamma`.
         batch_weights: Must be None. Other values are not supported.
         fused: Whether the moving variance is the unbiased estimate. By default it is for ranks 2
@@ -443,6 +440,7 @@ def dropout(
         keep_prob: The probability of keeping an element.
         noise_shape: A shape that broadcasts to the inputs' shape, to drop elements together.
         is_training: A bool, or a tensor such as a placeholder.
+        outputs_collections: A collection to which the result is added.
         scope: The name of the scope, by default 'Dropout' (numbered).
 
     Returns:
@@ -463,6 +461,7 @@ def flatten(inputs, outputs_collections=None, scope=None):
 
     Args:
         inputs: A tensor of one axis or more. The first axis is the batch.
+        outputs_collections: A collection to which the result is added.
         scope: The name of the scope, by default 'Flatten' (numbered).
 
     Returns:
@@ -481,12 +480,7 @@ def _windows(
     inputs, kernel_size, stride=2, padding="VALID", data_format="NHWC", outputs_collections=None,
     scope=None,
 ) -> None:  # fmt: skip
-    """Declare the parameters of pooling layers."""
-
-
-@_layer("MaxPool2D", layers.max_pooling2d, then=_windows)
-def max_pool2d():
-    """Return the largest elements of windows of images.
+    """Declare the parameters of pooling layers.
 
     Args:
         inputs: A tensor of floats.
@@ -494,6 +488,15 @@ def max_pool2d():
         stride: The steps, an int or two.
         padding: "VALID" or "SAME".
         data_format: "NHWC" or "NCHW".
+        outputs_collections: A collection to which the result is added.
+    """
+
+
+@_layer("MaxPool2D", layers.max_pooling2d, then=_windows)
+def max_pool2d():
+    """Return the largest elements of windows of images.
+
+    Args:
         scope: The name of the scope, by default 'MaxPool2D' (numbered).
 
     Returns:
@@ -513,11 +516,6 @@ def avg_pool2d():
     """Return the means of windows of images.
 
     Args:
-        inputs: A tensor of floats.
-        kernel_size: The sizes of the window, an int or two.
-        stride: The steps, an int or two.
-        padding: "VALID" or "SAME".
-        data_format: "NHWC" or "NCHW".
         scope: The name of the scope, by default 'AvgPool2D' (numbered).
 
     Returns:

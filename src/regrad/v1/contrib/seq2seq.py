@@ -43,6 +43,5 @@ def sequence_loss(
         function = softmax_loss_function or sparse_softmax_cross_entropy_with_logits
         w = convert_to_tensor(weights)
         losses = function(labels=targets, logits=logits) * w
-        averaged = average_across_batch, average_across_timesteps
-        axes = [axis for axis in (0, 1) if averaged[axis]]
+        axes = [0] * average_across_batch + [1] * average_across_timesteps
         return reduce_sum(losses, axes) / (reduce_sum(w, axes) + 1e-12) if axes else losses

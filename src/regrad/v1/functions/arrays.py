@@ -1,4 +1,4 @@
-"""Shapes of tensors, reshaping, joining and splitting, under TensorFlow's names."""
+"""Shapes of tensors, reshaping, joining, splitting and blocks, under TensorFlow's names."""
 
 from __future__ import annotations
 
@@ -9,10 +9,8 @@ import numpy as np
 
 import regrad as rg
 from regrad.core import numbers
-from regrad.core.dims import Dim, is_known, size_of
+from regrad.core.dims import Dim, is_known
 from regrad.core.op import TensorLike
-from regrad.core.shapes import part_sizes
-from regrad.core.tensor import Tensor
 from regrad.errors import AxisError, GraphError, ShapeError
 from regrad.graph.size_ops import shape_tensor
 from regrad.shapes.infer import shape_of as shape_form
@@ -33,11 +31,10 @@ from regrad.v1.graph.values import mirrored, of_rank
 # -- identity --------------------------------------------------------------------------------------
 
 
-SAME = "Identity: * | T"
-identity = define("tf.identity(input)", SAME, rg.identity, ANY, "[1.0, 2.0]", "[1., 2.]")
+identity = define("tf.identity(input)", "Identity", rg.identity, ANY, "[1.0, 2.0]", "[1., 2.]")
 
 
-@row("tf", "Identity", rg.identity, scope="GuaranteeConst")
+@row("tf", "Identity: * | T", rg.identity, scope="GuaranteeConst")
 def guarantee_const(input):
     """Return x unchanged, as an op whose gradient can be overridden.
 
@@ -66,11 +63,7 @@ def _identities(xp: Any, xs: Sequence[rg.Tensor], /) -> tuple[rg.Tensor, ...]:
 
 
 rg.gradient("IdentityN", "xs")(lambda dy: list(dy))
-
-
-@shape_form("IdentityN")
-def _same_shapes(arguments: TensorLike, attrs: Any) -> Any:
-    return list(arguments[0])
+shape_form("IdentityN")(lambda arguments, attrs: list(arguments[0]))
 
 
 @written("tf", "IdentityN: * | T=Tin")
@@ -92,11 +85,7 @@ def identity_n(input: Sequence[TensorLike], name: str | None = None) -> list[Any
     ...     print(sess.run(tf.identity_n([tf.constant(1.0), tf.constant(2)])))
     [1.0, 2]
     """
-    return list(one_op("IdentityN", name, _all_identities, *input, same=False))
-
-
-def _all_identities(*xs: TensorLike) -> Any:
-    return _identities(xs)
+    return list(one_op("IdentityN", name, lambda *xs: _identities(xs), *input, same=False))
 
 
 @written("tf")
@@ -311,8 +300,8 @@ def broadcast_to(input, shape):
     """
 
 
-@written("tf", "Tile: * multiples=repetitions | T Tmultiples")
-def tile(input: TensorLike, multiples: TensorLike, name: str | None = None) -> Any:
+@row("tf", "Tile: * multiples=repetitions | T Tmultiples", multiples=as_sizes)
+def tile(input, multiples):
     """Return the input repeated along each axis.
 
     Args:
@@ -325,17 +314,13 @@ def tile(input: TensorLike, multiples: TensorLike, name: str | None = None) -> A
     Raises:
         ShapeError: `multiples` does not have one number per axis.
 
-    Op type: `Tile`. Source: `tf.tile`.
-
     >>> with tf.Graph().as_default(), tf.Session() as sess:
     ...     print(sess.run(tf.tile([1, 2], [2])))
     [1 2 1 2]
     """
-    x, counts = as_tensor(input), as_sizes(multiples)
-    if not isinstance(counts, tuple) or rank_of(x) not in (None, len(counts)):
-        raise ShapeError(f"tile: expected one multiple per axis of {x}, got {counts}")
-    whole = lambda x: rg.tile(of_rank("tile", x, len(counts)), counts)  # noqa: E731
-    return one_op("Tile", name, whole, x)
+    if not isinstance(multiples, tuple) or rank_of(input) not in (None, len(multiples)):
+        raise ShapeError(f"tile: expected one multiple per axis of {input}, got {multiples}")
+    return rg.tile(of_rank("tile", input, len(multiples)), multiples)
 
 
 @row("tf", "ReverseV2: * axis=all_axes | T Tidx", rg.flip)
@@ -412,13 +397,8 @@ def _is_padding(pair: Any) -> bool:
 
 def _pad(x: TensorLike, paddings: Any, mode: str, constant_value: Any) -> Any:
     x = of_rank("pad", x, len(paddings))
-    if mode != "constant":
-        x = mirrored(x, paddings, mode)
-    if is_known(shape_of(x)):
-        return rg.pad(x, paddings, mode, constant_value)
-    if mode == "constant":
-        return rg.find_op("PadV2").function(x, paddings=paddings, constant_value=constant_value)
-    return rg.find_op("MirrorPad").function(x, paddings=paddings, mode=mode)
+    x = x if mode == "constant" else mirrored(x, paddings, mode)
+    return rg.pad(x, paddings, mode, constant_value)
 
 
 # -- joining and splitting -------------------------------------------------------------------------
@@ -451,17 +431,7 @@ def concat(values: TensorLike, axis: TensorLike, name: str = "concat") -> Any:
         raise ShapeError("concat: expected at least one tensor, got an empty list")
     if len(values) == 1:
         return identity(values[0], name=name)
-    return one_op("ConcatV2", name, _concat, *values, axis=axes_of(axis))
-
-
-def _concat(*xs: TensorLike, axis: int) -> Any:
-    join = rg.find_op("ConcatV2").function if axis >= 0 and _has_unknown_rank(*xs) else rg.concat
-    return join(xs, axis=axis)
-
-
-def _has_unknown_rank(*xs: TensorLike) -> bool:
-    """Return whether a rank is unknown, so that regrad's function cannot read it."""
-    return any(is_tensor(x) and rank_of(x) is None for x in xs)
+    return one_op("ConcatV2", name, lambda *xs: rg.concat(xs, axis=axes_of(axis)), *values)
 
 
 @written("tf", "Pack: * | N T axis")
@@ -487,12 +457,7 @@ def stack(values: TensorLike, axis: int = 0, name: str = "stack") -> Any:
     """
     if axis == 0 and (is_tensor(values) or not len(values)):
         return as_tensor(values, name=name)
-    return one_op("Pack", name, _stack, *values, axis=axes_of(axis))
-
-
-def _stack(*xs: TensorLike, axis: int) -> Any:
-    join = rg.find_op("Pack").function if _has_unknown_rank(*xs) else rg.stack
-    return join(xs, axis=axis)
+    return one_op("Pack", name, lambda *xs: rg.stack(xs, axis=axes_of(axis)), *values)
 
 
 @row("tf", "Unpack: * | num T axis")
@@ -511,38 +476,20 @@ def unstack(value, num=None, axis=0, name="unstack"):
     >>> tf.unstack(rg.asarray([1, 2]))
     [Tensor(1, dtype=int64), Tensor(2, dtype=int64)]
     """
-    if num is not None and axis >= 0 and _has_unknown_rank(value):
-        return [rg.squeeze(part, axis) for part in _split(value, (1,) * num, axis)]
-    if not -value.ndim <= axis < value.ndim:
+    if num is not None and rank_of(value) is None:
+        return [rg.squeeze(part, axis) for part in rg.split(value, (1,) * num, axis)]
+    sizes = list(value.shape)
+    if not -len(sizes) <= axis < len(sizes):
         raise AxisError(f"unstack: axis {axis} is out of range for the shape {value.shape}")
-    n = value.shape[axis]
-    if num is not None and isinstance(n, Dim):
-        sizes = list(value.shape)
-        sizes[axis] = n = num
+    if num is not None and isinstance(sizes[axis], Dim):
+        sizes[axis] = num
         value = rg.reshape(value, tuple(sizes))
-    if num not in (None, n):
-        raise ShapeError(
-            f"unstack: num is {num}, but axis {axis} of {value.shape} has the size {n}"
-        )
+    if num not in (None, sizes[axis]):
+        raise ShapeError(f"unstack: num is {num}, but axis {axis} has the size {sizes[axis]}")
     return list(rg.unstack(value, axis=axis))
 
 
-def _split(x: Tensor, num_or_size_splits: Any, axis: int) -> list[Tensor]:
-    """Return the parts of a tensor along an axis, as a list.
-
-    Args:
-        num_or_size_splits: The number of equal parts, or a list of sizes. One size may be -1.
-
-    Raises:
-        ShapeError: the size of the axis is not the sum of the parts.
-    """
-    if not _has_unknown_rank(x) or axis < 0:
-        return list(rg.split(x, num_or_size_splits, axis=axis))
-    sizes = part_sizes(num_or_size_splits, size_of(x._data, axis))  # pyright: ignore[reportArgumentType]
-    return list(rg.find_op("Split").function(x, sizes=sizes, axis=axis))
-
-
-@row("tf", "Split", _split, num_or_size_splits=as_sizes, num=None)
+@row("tf", "Split", num_or_size_splits=as_sizes, num=None)
 def split(value, num_or_size_splits, axis=0, num=None, name="split"):
     """Return the parts of a tensor along an axis, as a list.
 
@@ -557,6 +504,7 @@ def split(value, num_or_size_splits, axis=0, num=None, name="split"):
     >>> tf.split(rg.asarray([1, 2, 3]), num_or_size_splits=[1, -1])
     [Tensor([1], dtype=int64), Tensor([2, 3], dtype=int64)]
     """
+    return list(rg.split(value, num_or_size_splits, axis=axis))
 
 
 def meshgrid(*args: TensorLike, indexing: str = "xy", name: str = "meshgrid") -> list[Any]:
@@ -668,6 +616,56 @@ def batch_to_space(input, crops, block_size: int, name=None):
     return batch_to_space_nd(input, [block_size] * 2, crops, name or "BatchToSpace")
 
 
+@row("tf", None, block_size=int, data_format=None, deferred=True)
+def space_to_depth(input, block_size, name=None, data_format="NHWC"):
+    """Move square blocks of images to the channels.
+
+    Args:
+        input: A tensor of the shape (batch, height, width, channels).
+        block_size: The height and width of a block, which divide the sizes of the image.
+
+    Returns:
+        A tensor with the square of the block size as many channels.
+
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> tf.space_to_depth(rg.asarray([[[[1], [2]], [[3], [4]]]]), 2)
+    Tensor([[[[1, 2, 3, 4]]]], dtype=int64)
+    """
+    n, height, width, channels = input.shape
+    k = block_size
+    x = rg.reshape(input, (n, height // k, k, width // k, k, channels))
+    x = rg.permute_dims(x, (0, 1, 3, 2, 4, 5))
+    return rg.reshape(x, (n, height // k, width // k, k * k * channels))
+
+
+@row("tf", None, block_size=int, data_format=None, deferred=True)
+def depth_to_space(input, block_size, name=None, data_format="NHWC"):
+    """Move channels of images to square blocks, the inverse of `space_to_depth`.
+
+    Args:
+        input: A tensor of the shape (batch, height, width, channels).
+        block_size: The height and width of a block. Its square divides the number of channels.
+
+    Returns:
+        A tensor with the block size times the height and the width.
+
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> tf.depth_to_space(rg.asarray([[[[1, 2, 3, 4]]]]), 2)
+    Tensor([[[[1],
+              [2]],
+    <BLANKLINE>
+             [[3],
+              [4]]]], dtype=int64)
+    """
+    n, height, width, channels = input.shape
+    k = block_size
+    x = rg.reshape(input, (n, height, width, k, k, channels // (k * k)))
+    x = rg.permute_dims(x, (0, 1, 3, 2, 4, 5))
+    return rg.reshape(x, (n, height * k, width * k, channels // (k * k)))
+
+
 # -- conversions to tensors that need ops --------------------------------------------------------
 
 
@@ -676,16 +674,13 @@ def _pack(values: Sequence[TensorLike], dtype: dtypes.DTypeLike | None, name: st
     known = [v for v in values if is_tensor(v)]
     if dtype is None and known:
         dtype = convert_to_tensor(known[0]).dtype.base_dtype
-    parts = [
-        dimension_tensor(v) if isinstance(v, Dim) else convert_to_tensor(v, dtype) for v in values
-    ]
-    return stack(parts, name=name or "packed")
+    return stack([convert_to_tensor(v, dtype) for v in values], name=name or "packed")
 
 
-def _dimension(size: Dim, dtype: dtypes.DTypeLike | None, name: str | None) -> Any:
-    return as_tensor(dimension_tensor(size, name or "dimension"), dtype)
+def _size_tensor(size: Dim, dtype: dtypes.DTypeLike | None, name: str | None) -> Any:
+    made = dimension_tensor(size, name or "dimension")
+    return made if dtype is None else cast(made, dtype)
 
 
-CONVERSIONS[Sequence] = _pack
-CONVERSIONS[Dim] = _dimension
+CONVERSIONS.update({Sequence: _pack, Dim: _size_tensor})
 __all__ = listed(__name__, "broadcast_static_shape meshgrid rank reverse_v2")

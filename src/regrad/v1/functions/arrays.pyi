@@ -50,11 +50,15 @@ def space_to_batch(input: TensorLike, paddings: TensorLike, block_size: int,
     name: str | None = None) -> Any: ...  # fmt: skip
 def batch_to_space(input: TensorLike, crops: TensorLike, block_size: int,
     name: str | None = None) -> Any: ...  # fmt: skip
+def space_to_depth(input: TensorLike, block_size: TensorLike, name: str | None = None,
+    data_format: str | None = "NHWC") -> Any: ...  # fmt: skip
+def depth_to_space(input: TensorLike, block_size: TensorLike, name: str | None = None,
+    data_format: str | None = "NHWC") -> Any: ...  # fmt: skip
 
 __all__ = [
     "batch_to_space", "batch_to_space_nd", "broadcast_static_shape", "broadcast_to", "concat",
-    "convert_to_tensor_or_indexed_slices", "expand_dims", "guarantee_const", "identity",
-    "identity_n", "meshgrid", "pad", "rank", "reshape", "reverse", "reverse_v2", "roll", "shape",
-    "size", "space_to_batch", "space_to_batch_nd", "split", "squeeze", "stack", "stop_gradient",
-    "tile", "transpose", "unstack",
+    "convert_to_tensor_or_indexed_slices", "depth_to_space", "expand_dims", "guarantee_const",
+    "identity", "identity_n", "meshgrid", "pad", "rank", "reshape", "reverse", "reverse_v2", "roll",
+    "shape", "size", "space_to_batch", "space_to_batch_nd", "space_to_depth", "split", "squeeze",
+    "stack", "stop_gradient", "tile", "transpose", "unstack",
 ]  # fmt: skip

@@ -4,11 +4,20 @@ from typing import Any
 
 from regrad.core.tensor import TensorLike
 
-def bitwise_and(x: TensorLike, y: TensorLike, name: str | None = None) -> Any: ...
-def bitwise_or(x: TensorLike, y: TensorLike, name: str | None = None) -> Any: ...
-def bitwise_xor(x: TensorLike, y: TensorLike, name: str | None = None) -> Any: ...
+def bitwise_and(x: TensorLike, y: TensorLike, name: str | None = None) -> Any:
+    """Return `x & y`: the bits that are set in both, of integers or bools."""
+
+def bitwise_or(x: TensorLike, y: TensorLike, name: str | None = None) -> Any:
+    """Return `x | y`: the bits that are set in either, of integers or bools."""
+
+def bitwise_xor(x: TensorLike, y: TensorLike, name: str | None = None) -> Any:
+    """Return `x ^ y`: the bits that are set in one of the two, of integers or bools."""
+
 def invert(x: TensorLike, name: str | None = None) -> Any:
     """Return `~x`: every bit of an integer inverted, or `not x` for bools."""
 
-def left_shift(x: TensorLike, y: TensorLike, name: str | None = None) -> Any: ...
-def right_shift(x: TensorLike, y: TensorLike, name: str | None = None) -> Any: ...
+def left_shift(x: TensorLike, y: TensorLike, name: str | None = None) -> Any:
+    """Return `x << y`: the bits of integers moved up by y places."""
+
+def right_shift(x: TensorLike, y: TensorLike, name: str | None = None) -> Any:
+    """Return `x >> y`: the bits of integers moved down by y places. The sign is kept."""

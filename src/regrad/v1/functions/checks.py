@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import operator
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -9,14 +11,12 @@ from typing import Any
 from regrad.core.dims import UnknownRank
 from regrad.core.tensor import TensorLike
 from regrad.errors import ShapeError
-from regrad.v1.functions import math
-from regrad.v1.functions.arrays import identity, rank
+from regrad.v1.functions import arrays, math
 from regrad.v1.functions.reductions import reduce_all
 from regrad.v1.graph.control import no_op
 from regrad.v1.graph.conversion import convert_to_tensor, same_dtype
 from regrad.v1.graph.graphs import control_dependencies, name_scope
 from regrad.v1.graph.python_ops import Assert
-from regrad.v1.graph.row_docs import fill_in
 from regrad.v1.graph.rows import define
 from regrad.v1.graph.tensors import Operation
 
@@ -27,110 +27,95 @@ __all__ = [
 ]  # fmt: skip
 
 
-def _check(
+def _elements(
     label: str, _: str, name: str, holds: Callable[..., Any], x: Any, y: Any = 0, *,
     data: Any, summarize: int | None, message: str | None,
 ) -> Operation:  # fmt: skip
-    """Return an op that raises in the run unless a comparison holds for all elements."""
+    """Return an op that raises in the run unless all elements of x {what}.
+
+    Make the ops that rely on it in `with tf.control_dependencies([tf.{name}(…)])`. Shapes
+    broadcast.
+
+    Args:
+        data: Tensors that the error shows, by default both sides of the comparison.
+        summarize: The number of elements to show of each tensor, by default 3.
+        message: The first words of the error.
+
+    Returns:
+        The Operation.
+
+    Raises:
+        DTypeError: the dtypes differ, or an argument cannot become a tensor.
+        InvalidArgumentError: in the run, the condition does not hold.
+
+    >>> with tf.Graph().as_default(), tf.Session() as sess:
+    ...     print(sess.run(tf.{name}({shown})))
+    None
+    """
     with name_scope(name):
-        x, y = same_dtype(label, x, y)
-        words = f"Condition x {label.removeprefix('assert_')} y did not hold:"
+        x, y = same_dtype(f"assert_{label}", x, y)
+        words = f"Condition x {label} y did not hold:"
         return Assert(reduce_all(holds(x, y)), data or [message or "", words, x, y], summarize)
 
 
-def _elements(
-    name: str, holds: Callable[..., Any], what: str, shown: str, tensors: str = "x, y"
-) -> Any:
-    def check() -> None:
-        """Return an op that raises in the run unless all elements of x {what}.
+def _ranks(
+    label: str, _: str, name: str, holds: Callable[..., Any], x: Any, rank: Any, **options: Any
+) -> Operation:
+    """Return an op that raises unless the number of axes of x {what}.
 
-        Make the ops that rely on it in `with tf.control_dependencies([tf.{name}(…)])`. Shapes
-        broadcast.
+    Args:
+        x: A tensor or array.
+        rank: The number of axes.
+        data: Tensors that the error shows.
+        summarize: The number of elements to show of each tensor, by default 3.
+        message: The first words of the error.
 
-        Args:
-            data: Tensors that the error shows, by default both sides of the comparison.
-            summarize: The number of elements to show of each tensor, by default 3.
-            message: The first words of the error.
+    Returns:
+        The Operation.
 
-        Returns:
-            The Operation.
+    Raises:
+        ShapeError: the static shape has another rank. The error is a ValueError.
+        InvalidArgumentError: in the run, the rank differs.
 
-        Raises:
-            DTypeError: the dtypes differ, or an argument cannot become a tensor.
-            InvalidArgumentError: in the run, the condition does not hold.
+    >>> with tf.Graph().as_default():
+    ...     print(tf.{name}({shown}).type)
+    NoOp
+    """
+    x = convert_to_tensor(x)
+    shape, message = x._symbol.shape, options["message"] or "wrong rank"
+    if isinstance(shape, UnknownRank):
+        return _elements(label, "Assert", name, holds, arrays.rank(x), rank, **options)
+    if not holds(len(shape), rank):
+        expected = f"{label.replace('_', ' ')} {rank}"
+        raise ShapeError(f"assert_{label}: {message}: expected {expected}, got {x}")
+    return no_op(name)
 
-        >>> with tf.Graph().as_default(), tf.Session() as sess:
-        ...     print(sess.run(tf.{name}({shown})))
-        None
-        """
 
-    declared = f"tf.{name}({tensors}, data=None, summarize=None, message=None)"
-    doc = fill_in(check, name, what=what, shown=shown).__doc__
+def _check(
+    label: str, holds: Callable[..., Any], what: str, shown: str, tensors: str = "x, y",
+    check: Callable[..., Operation] = _elements,
+) -> Any:  # fmt: skip
+    """Make a check. Its docstring is the docstring of `check`."""
+    name, said = f"assert_{label}", inspect.cleandoc(check.__doc__ or "")
+    doc = said.format(name=name, what=what, shown=shown)
     options: Any = {"scope": name, "doc": doc, "returns": "Operation"}
-    return define(declared, "Assert", holds, call=partial(_check, name), **options)
+    declared = f"tf.{name}({tensors}, data=None, summarize=None, message=None)"
+    return define(declared, "Assert", holds, call=partial(check, label), **options)
 
 
-def _ranked(name: str, holds: Callable[[Any, Any], Any], what: str) -> Any:
-    def check(
-        x: TensorLike, rank: TensorLike, data: Any = None, summarize: int | None = None,
-        message: str | None = None, name: str | None = None,
-    ) -> Operation:  # fmt: skip
-        """Return an op that raises unless the number of axes of x is {what}.
-
-        Args:
-            x: A tensor or array.
-            rank: The number of axes.
-            data: Tensors that the error shows.
-            summarize: The number of elements to show of each tensor, by default 3.
-            message: The first words of the error.
-
-        Returns:
-            The Operation.
-
-        Raises:
-            ShapeError: the static shape has another rank. The error is a ValueError.
-            InvalidArgumentError: in the run, the rank differs.
-
-        Source: `tf.{name}`.
-
-        >>> import regrad.v1 as tf
-        >>> with tf.Graph().as_default():
-        ...     print(tf.{name}(tf.zeros([2, 3]), 2).type)
-        NoOp
-        """
-        x = convert_to_tensor(x)
-        shape = x._symbol.shape
-        if isinstance(shape, UnknownRank):
-            options: Any = {"data": data, "summarize": summarize, "message": message}
-            return _check(label, "Assert", name or label, holds, _rank(x), rank, **options)
-        if not holds(len(shape), rank):
-            raise ShapeError(f"{label}: {message or 'wrong rank'}: expected {what} {rank}, got {x}")
-        return no_op(name or label)
-
-    label = name
-    return fill_in(check, name, what=what)
-
-
-_rank = rank
-assert_equal: Any = _elements("assert_equal", math.equal, "equal y", "2, 2")
-assert_none_equal: Any = _elements("assert_none_equal", math.not_equal, "differ from y", "1, 2")
-assert_less: Any = _elements("assert_less", math.less, "are less than y", "1, 2")
-assert_less_equal: Any = _elements("assert_less_equal", math.less_equal, "are at most y", "1, 2")
-assert_greater: Any = _elements("assert_greater", math.greater, "are greater than y", "3, 2")
-assert_greater_equal: Any
-assert_greater_equal = _elements(
-    "assert_greater_equal", math.greater_equal, "are at least y", "3, 2"
-)
-assert_positive: Any = _elements("assert_positive", math.greater, "are positive", "2", "x")
-assert_negative: Any = _elements("assert_negative", math.less, "are negative", "-2", "x")
-assert_non_negative: Any
-assert_non_negative = _elements(
-    "assert_non_negative", math.greater_equal, "are at least 0", "2", "x"
-)
-assert_non_positive: Any
-assert_non_positive = _elements("assert_non_positive", math.less_equal, "are at most 0", "-2", "x")
-assert_rank: Any = _ranked("assert_rank", lambda x, y: x == y, "equal to")
-assert_rank_at_least: Any = _ranked("assert_rank_at_least", lambda x, y: x >= y, "at least")
+assert_equal: Any = _check("equal", math.equal, "equal y", "2, 2")
+assert_none_equal: Any = _check("none_equal", math.not_equal, "differ from y", "1, 2")
+assert_less: Any = _check("less", math.less, "are less than y", "1, 2")
+assert_less_equal: Any = _check("less_equal", math.less_equal, "are at most y", "1, 2")
+assert_greater: Any = _check("greater", math.greater, "are greater than y", "3, 2")
+assert_greater_equal: Any = _check("greater_equal", math.greater_equal, "are at least y", "3, 2")
+assert_positive: Any = _check("positive", math.greater, "are positive", "2", "x")
+assert_negative: Any = _check("negative", math.less, "are negative", "-2", "x")
+assert_non_negative: Any = _check("non_negative", math.greater_equal, "are at least 0", "2", "x")
+assert_non_positive: Any = _check("non_positive", math.less_equal, "are at most 0", "-2", "x")
+_RANK = "tf.zeros([2, 3]), 2", "x, rank", _ranks
+assert_rank: Any = _check("rank", operator.eq, "equals `rank`", *_RANK)
+assert_rank_at_least: Any = _check("rank_at_least", operator.ge, "is at least `rank`", *_RANK)
 
 
 def check_numerics(tensor: TensorLike, message: str, name: str | None = None) -> Any:
@@ -160,4 +145,4 @@ def check_numerics(tensor: TensorLike, message: str, name: str | None = None) ->
         x = convert_to_tensor(tensor)
         shown = [f"{message} : Tensor had NaN or Inf values", x]
         with control_dependencies([Assert(reduce_all(math.is_finite(x)), shown)]):
-            return identity(x)
+            return arrays.identity(x)

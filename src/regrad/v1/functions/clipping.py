@@ -5,14 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import regrad as rg
-from regrad.core.op import TensorLike
+from regrad.core.tensor import TensorLike
 from regrad.errors import ArgumentError
-from regrad.v1.functions import math
-from regrad.v1.functions.arrays import size
-from regrad.v1.functions.reductions import reduce_sum
-from regrad.v1.graph.forms import axes_of, one_op, scope, tensor
-from regrad.v1.graph.tensors import Tensor
+from regrad.v1.functions import arrays, linalg, math, reductions
+from regrad.v1.graph.forms import scope, tensor
+from regrad.v1.graph.tensors import is_tensor
 
 __all__ = ["clip_by_average_norm", "clip_by_global_norm", "clip_by_norm", "global_norm"]
 
@@ -38,12 +35,11 @@ def clip_by_norm(
     """
     with scope(name or "clip_by_norm", t) as whole:
         t = tensor(t, name="t")
-        length = one_op(None, "norm", _length, t, axis=axes_of(axes))
-        return math.divide(math.multiply(t, clip_norm), math.maximum(length, clip_norm), name=whole)
+        return _clipped(t, clip_norm, linalg.norm(t, axis=axes, keepdims=True), whole)
 
 
-def _length(x: Tensor, axis: int | tuple[int, ...] | None) -> Any:
-    return rg.linalg.vector_norm(x, axis=axis, keepdims=True)
+def _clipped(t: TensorLike, clip_norm: TensorLike, length: TensorLike, name: str) -> Any:
+    return math.divide(math.multiply(t, clip_norm), math.maximum(length, clip_norm), name=name)
 
 
 def clip_by_average_norm(t: TensorLike, clip_norm: TensorLike, name: str | None = None) -> Any:
@@ -64,11 +60,8 @@ def clip_by_average_norm(t: TensorLike, clip_norm: TensorLike, name: str | None 
     """
     with scope(name or "clip_by_average_norm", t) as whole:
         t = tensor(t, name="t")
-        length = one_op(None, "norm", _length, t, axis=None)
-        average = math.divide(length, math.cast(size(t), t.dtype))
-        return math.divide(
-            math.multiply(t, clip_norm), math.maximum(average, clip_norm), name=whole
-        )
+        average = math.divide(linalg.norm(t, keepdims=True), math.cast(arrays.size(t), t.dtype))
+        return _clipped(t, clip_norm, average, whole)
 
 
 def global_norm(t_list: Sequence[TensorLike], name: str | None = None) -> Any:
@@ -89,9 +82,11 @@ def global_norm(t_list: Sequence[TensorLike], name: str | None = None) -> Any:
     ...     print(sess.run(tf.global_norm([[3.0], None, [4.0]])))
     5.0
     """
-    known = [t for t in _check_list(t_list) if t is not None]
+    known = _known(t_list)
+    like = next(filter(is_tensor, known), None)
     with scope(name or "global_norm", *known) as whole:
-        return math.sqrt(math.add_n([reduce_sum(math.square(t)) for t in known]), name=whole)
+        sums = [reductions.reduce_sum(math.square(tensor(t, like=like))) for t in known]
+        return math.sqrt(math.add_n(sums), name=whole)
 
 
 def clip_by_global_norm(
@@ -120,7 +115,7 @@ def clip_by_global_norm(
     ...     print(*sess.run(clipped), sess.run(norm))
     [0.6] [0.8] 5.0
     """
-    known = [t for t in _check_list(t_list) if t is not None]
+    known = _known(t_list)
     with scope(name or "clip_by_global_norm", *known):
         length = global_norm(known) if use_norm is None else tensor(use_norm)
         factor = math.divide(clip_norm, math.maximum(length, clip_norm))
@@ -128,7 +123,8 @@ def clip_by_global_norm(
         return [None if t is None else math.multiply(t, factor) for t in t_list], length
 
 
-def _check_list(tensors: Sequence[TensorLike]) -> Any:
+def _known(tensors: Sequence[TensorLike]) -> list[Any]:
+    """Return the entries of a list that are not None."""
     if not isinstance(tensors, list | tuple):
         raise ArgumentError(f"t_list should be a sequence, got {tensors!r:.60}")
-    return tensors
+    return [t for t in tensors if t is not None]

@@ -8,13 +8,12 @@ from typing import Any
 
 import regrad as rg
 from regrad.core.op import TensorLike
-from regrad.core.tensor import Tensor
 from regrad.errors import GraphError
 from regrad.v1.graph.conversion import as_sizes, static_value
 from regrad.v1.graph.forms import one_op, shape_of, tensor
 from regrad.v1.graph.kinds import FLOATS, REALS
 from regrad.v1.graph.rows import TENSOR, define, listed, plain_value, row, written
-from regrad.v1.graph.tf_names import CONV, POOL
+from regrad.v1.graph.tf_names import POOL
 from regrad.v1.graph.values import of_rank
 
 # "SAME", "VALID", or for each axis a pair of numbers of zeros to add before and after.
@@ -51,18 +50,14 @@ def spatial(values: TensorLike, n: int, last: bool, what: str) -> tuple[int, ...
     """Return the entries for the spatial axes. Raises ValueError if another entry is not 1."""
     found = static_value(values, what)
     found = found if isinstance(found, tuple) else (found,)
-    if len(found) == 1:
-        return found * n
-    if len(found) == n:
-        return found
-    batch, *rest = found
-    rest = rest if last else [*rest[1:], *rest[:1]]
-    if len(found) != n + 2 or batch != 1 or rest[-1] != 1:
+    if len(found) in (1, n):
+        return found * (n // len(found))
+    if len(found) != n + 2 or found[0] != 1 or found[-1 if last else 1] != 1:
         raise GraphError(
             f"{what} is a number, or one for each of {n} spatial axes, or {n + 2} with 1 for the "
             f"batch and the channels, got {values!r}"
         )
-    return tuple(rest[:-1])
+    return found[1:-1] if last else found[2:]
 
 
 def padding_of(padding: Padding, n: int, last: bool) -> Any:
@@ -82,7 +77,7 @@ def padding_of(padding: Padding, n: int, last: bool) -> Any:
 def _channels_first(function: Callable[..., Any], n: int) -> Callable[..., Any]:
     """Make a function of data with the channels first from a function with the channels last."""
 
-    def transpose_around(x: Tensor, *others: Tensor, **attrs: Any) -> Any:
+    def transpose_around(x: rg.Tensor, *others: rg.Tensor, **attrs: Any) -> Any:
         y = function(rg.permute_dims(x, to_last(n)), *others, **attrs)
         return rg.permute_dims(y, to_first(n))
 
@@ -110,7 +105,10 @@ def _slide(
             value = attrs.pop(given)
             attrs[taken] = spatial(1 if value is None else value, n, last, given)
     attrs["pad"] = padding_of(padding, n, last)
-    function = function if last else _channels_first(function, n)
+    if not last:
+        function = _channels_first(function, n)
+        if shape := attrs.get("output_shape"):  # of the adjoints
+            attrs["output_shape"] = tuple([shape[axis] for axis in to_last(n)])
     return one_op(op_type, name, _of_images(name, function, n), *tensors, **attrs)
 
 
@@ -123,31 +121,13 @@ def _of_images(name: str, function: Callable[..., Any], n: int) -> Callable[...,
     return checked
 
 
-def _slide_back(
-    n: int, *row: Any, output_shape: tuple[Any, ...], data_format: str | None, **options: Any
-) -> Any:
-    """Call `_slide` for the adjoints, which receive the shape of the result."""
-    shape = output_shape
-    if not channels_last(data_format, n):
-        shape = tuple([shape[axis] for axis in to_last(n)])
-    return _slide(n, *row, output_shape=shape, data_format=data_format, **options)
-
-
-def _conv1d(
-    x: Tensor, w: Tensor, strides: Sequence[int], pad: str | Sequence[Any], dilations: Sequence[int]
-) -> Tensor:
-    return rg.nn.conv1d(x, w, strides[0], pad, dilations[0])
-
-
-CONV2D = f"Conv2D: * | {CONV} use_cudnn_on_gpu=yes"
-CONV3D = f"Conv3D: * | {CONV}"
-BACK2D = f"Conv2DBackpropInput: input_sizes=shape 1 0 | {CONV} use_cudnn_on_gpu=yes"
-BACK3D = f"Conv3DBackpropInputV2: input_sizes=shape 1 0 | {CONV}"
-DEPTHWISE = f"DepthwiseConv2dNative: * | {CONV}"
+def _conv1d(x: rg.Tensor, w: rg.Tensor, *, strides: Any, pad: Any, dilations: Any) -> rg.Tensor:
+    return rg.nn.conv1d(x, w, strides, pad, dilations)
 
 
 _slide2, _slide3 = partial(_slide, 2), partial(_slide, 3)
 _conv = partial(row, "tf.nn", kinds=FLOATS)
+_depthwise = partial(_conv, "DepthwiseConv2dNative", rg.nn.depthwise_conv2d, call=_slide2)
 _adjoint = partial(_conv, input="value", filters="filter", output_shape=as_sizes)
 
 
@@ -158,6 +138,9 @@ def conv1d(
 ):  # fmt: skip
     """Return sequences (batch, width, in) convolved with a filter (width, in, out).
 
+    Args:
+        stride: The step, a number.
+
     >>> import regrad as rg
     >>> import regrad.v1 as tf
     >>> x, w = rg.asarray([[[1.0], [2.0]]]), rg.asarray([[[3.0]]])
@@ -167,7 +150,7 @@ def conv1d(
     """
 
 
-@_conv(CONV2D, rg.nn.conv2d, call=_slide2, filters="filter")
+@_conv("Conv2D", rg.nn.conv2d, call=_slide2, filters="filter")
 def conv2d(
     input, filter=None, strides=None, padding=None, use_cudnn_on_gpu=True, data_format="NHWC",
     dilations=(1, 1, 1, 1), name=None, filters=None,
@@ -190,7 +173,7 @@ def conv2d(
     """
 
 
-@_conv(CONV3D, rg.nn.conv3d, call=_slide3, filters="filter")
+@_conv("Conv3D", rg.nn.conv3d, call=_slide3, filters="filter")
 def conv3d(
     input, filter=None, strides=None, padding=None, data_format="NDHWC", dilations=(1, 1, 1, 1, 1),
     name=None, filters=None,
@@ -210,6 +193,9 @@ def conv3d(
 def atrous_conv2d(value, filters, rate, padding):
     """Return `conv2d` with dilated filters, in one op. TensorFlow rearranges the image instead.
 
+    Args:
+        rate: The distance between elements of the filter, a number.
+
     >>> import regrad as rg
     >>> import regrad.v1 as tf
     >>> x, w = rg.asarray([[[[1.0], [2.0]]]]), rg.asarray([[[[3.0]]]])
@@ -219,7 +205,7 @@ def atrous_conv2d(value, filters, rate, padding):
     """
 
 
-@_conv(DEPTHWISE, rg.nn.depthwise_conv2d, scope="depthwise", call=_slide2, rate="dilations")
+@_depthwise(scope="depthwise", rate="dilations")
 def depthwise_conv2d(
     input, filter, strides, padding, rate=None, name=None, data_format=None, dilations=None
 ):
@@ -237,7 +223,7 @@ def depthwise_conv2d(
     """
 
 
-@_conv(DEPTHWISE, rg.nn.depthwise_conv2d, call=_slide2)
+@_depthwise()
 def depthwise_conv2d_native(
     input, filter, strides, padding, data_format="NHWC", dilations=(1, 1, 1, 1)
 ):
@@ -268,10 +254,7 @@ def separable_conv2d(
     """
 
 
-_back2, _back3 = partial(_slide_back, 2), partial(_slide_back, 3)
-
-
-@_adjoint(BACK2D, rg.nn.conv2d_transpose, scope="conv2d_transpose", call=_back2)
+@_adjoint("Conv2DBackpropInput", rg.nn.conv2d_transpose, scope="conv2d_transpose", call=_slide2)
 def conv2d_transpose(
     value=None, filter=None, output_shape=None, strides=None, padding="SAME", data_format="NHWC",
     name=None, input=None, filters=None, dilations=None,
@@ -287,7 +270,7 @@ def conv2d_transpose(
     """
 
 
-@_adjoint(BACK3D, rg.nn.conv3d_transpose, scope="conv3d_transpose", call=_back3)
+@_adjoint("Conv3DBackpropInputV2", rg.nn.conv3d_transpose, scope="conv3d_transpose", call=_slide3)
 def conv3d_transpose(
     value, filter=None, output_shape=None, strides=None, padding="SAME", data_format="NDHWC",
     name=None, input=None, filters=None, dilations=None,
@@ -334,7 +317,7 @@ def conv2d_backprop_input(
     )
 
 
-def _by_filter(x: Tensor, dy: Tensor, *, filter_sizes: tuple[Any, ...], **window: Any) -> Any:
+def _by_filter(x: rg.Tensor, dy: rg.Tensor, *, filter_sizes: tuple[Any, ...], **window: Any) -> Any:
     return rg.find_op("Conv2DBackpropFilter").function(x, dy, filter_sizes, **window)
 
 
@@ -392,6 +375,9 @@ def convolution(
     Returns:
         A tensor of the input's dtype.
 
+    Raises:
+        GraphError: the filter does not have rank 3, 4 or 5.
+
     Op types: `Conv2D`, `Conv3D`. Source: `tf.nn.convolution`.
 
     >>> with tf.Graph().as_default(), tf.Session() as sess:
@@ -400,12 +386,12 @@ def convolution(
     [3. 5.]
     """
     n = len(shape_of(tensor(filter))) - 2
-    function, op_type = {
-        1: (_conv1d, "Conv2D"), 2: (rg.nn.conv2d, "Conv2D"), 3: (rg.nn.conv3d, "Conv3D"),
-    }[n]  # fmt: skip
-    return _slide(
-        n, op_type, name or "convolution", function, input, filter, kinds=FLOATS, padding=padding,
-        strides=1 if strides is None else strides, data_format=data_format, dilations=dilation_rate,
+    if n not in LAYOUTS:
+        raise GraphError(f"convolution: expected a filter of rank 3, 4 or 5, got {filter}")
+    function = {1: conv1d, 2: conv2d, 3: conv3d}[n]
+    return function(
+        input, filter, strides, padding, data_format=data_format, dilations=dilation_rate,
+        name=name or "convolution",
     )  # fmt: skip
 
 

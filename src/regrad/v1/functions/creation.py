@@ -2,30 +2,25 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 import regrad as rg
-from regrad.core import numbers
 from regrad.core.dims import Dim, is_known
-from regrad.core.op import TensorLike
-from regrad.core.tensor import Tensor
+from regrad.core.numbers import under
+from regrad.core.tensor import Tensor, TensorLike
 from regrad.errors import DTypeError, ShapeError
-from regrad.graph.graph import CONST, defer, graph_op
+from regrad.graph.graph import defer, graph_op
 from regrad.shapes.infer import Spec
 from regrad.v1 import dtypes
-from regrad.v1.functions.arrays import broadcast_to, dimension_tensor, expand_dims, rank
-from regrad.v1.functions.math import cast, equal, less, where
-from regrad.v1.functions.reductions import reduce_max
+from regrad.v1.functions import arrays, math, reductions
+from regrad.v1.graph import forms
 from regrad.v1.graph.conversion import as_array, as_sizes, constant
-from regrad.v1.graph.forms import dtype_of, is_eager, one_op, rank_of, scope
-from regrad.v1.graph.forms import tensor as as_tensor
 from regrad.v1.graph.kinds import FLOATS
 from regrad.v1.graph.rows import listed, row, written
-from regrad.v1.graph.tensors import CONVERSIONS, AllAxes, is_tensor
+from regrad.v1.graph.tensors import CONVERSIONS, AllAxes, is_tensor, rg_read
+from regrad.v1.graph.values import constant_value
 
 # -- one value -------------------------------------------------------------------------------------
 
@@ -51,9 +46,9 @@ def fill(dims: TensorLike, value: TensorLike, name: str | None = None) -> Any:
     ...     print(sess.run(tf.fill([3], 7)))
     [7 7 7]
     """
-    if rank_of(value) if is_tensor(value) else np.ndim(value):
+    if forms.rank_of(value) if is_tensor(value) else np.ndim(value):
         raise ShapeError(f"fill: expected a value of rank 0, got {value}")
-    return broadcast_to(value, dims, name or "Fill")
+    return arrays.broadcast_to(value, dims, name or "Fill")
 
 
 @written("tf")
@@ -95,19 +90,13 @@ def ones(shape, dtype=dtypes.float32, name=None):
 
 
 def _full(value: int, shape: TensorLike, dtype: dtypes.DTypeLike, name: str) -> Any:
-    eager, number = _asks_eager(shape), np.asarray(value, dtypes.to_numpy(dtype))
-    found = as_sizes(shape)
+    number, found = np.asarray(value, dtypes.to_numpy(dtype)), as_sizes(shape)
     sizes = (found,) if isinstance(found, int | Dim) else found
-    if eager:
+    if forms.is_eager(*shape) if isinstance(shape, list | tuple) else forms.is_eager(shape):
         return rg.asarray(np.full(sizes, number))
-    if is_known(sizes) and math.prod(sizes) < LARGE:
+    if is_known(sizes) and np.prod(np.asarray(sizes, int)) < LARGE:
         return constant(np.full(sizes, number), name=name)
-    return broadcast_to(number, sizes, name)
-
-
-def _asks_eager(sizes: TensorLike) -> bool:
-    """Return whether sizes come from eager tensors."""
-    return is_eager(*sizes) if isinstance(sizes, list | tuple) else is_eager(sizes)
+    return arrays.broadcast_to(number, sizes, name)
 
 
 def _dtype(dtype: dtypes.DTypeLike | None) -> np.dtype | None:
@@ -179,50 +168,37 @@ def range(start, limit=None, delta: TensorLike = 1, dtype=None, name="range"):
     [0 1 2] [1.  1.5]
     """
     start, limit = (0, start) if limit is None else (start, limit)
-    values: list[Any] = [
-        dimension_tensor(v) if isinstance(v, Dim) else v for v in (start, limit, delta)
-    ]
-    out_dtype = _widest_dtype(values) if dtype is None else dtypes.to_numpy(dtype)
-    if is_eager(*values):
-        first, last, step = [v.item() if is_tensor(v) else v for v in values]
-        return rg.arange(first, last, step, dtype=out_dtype)
-    with scope(name) as whole:
-        names = ("start", "limit", "delta")
+    given = [arrays.dimension_tensor(v) if isinstance(v, Dim) else v for v in (start, limit, delta)]
+    out_dtype = _dtype(dtype) or max(map(_dtype_of, given), key=WIDTHS.index)
+    if forms.is_eager(*given):
+        numbers: list[Any] = [rg_read(v).item() if is_tensor(v) else v for v in given]
+        return rg.arange(*numbers, dtype=out_dtype)
+    with forms.scope(name) as whole:
         xs = [
-            cast(v, out_dtype) if is_tensor(v) else constant(numbers.under(v, out_dtype), name=n)
-            for v, n in zip(values, names, strict=True)
+            math.cast(v, out_dtype) if is_tensor(v) else constant(under(v, out_dtype), name=n)
+            for v, n in zip(given, ("start", "limit", "delta"), strict=True)
         ]
-        return one_op("Range", whole, _range, *xs)
+        return forms.one_op("Range", whole, _range, *xs)
 
 
-def _widest_dtype(values: Sequence[TensorLike]) -> np.dtype:
-    kinds = [dtype_of(v) if is_tensor(v) else as_array(v).dtype for v in values]
-    return max(kinds, key=WIDTHS.index)
+def _dtype_of(value: TensorLike) -> np.dtype:
+    return forms.dtype_of(value) if is_tensor(value) else as_array(value).dtype
 
 
 def _range(start: Tensor, limit: Tensor, delta: Tensor) -> Any:
-    known = [_known_number(x) for x in (start, limit, delta)]
-    content = None
-    if any(n is None for n in known):
-        count = None
-    elif not any(isinstance(n, Dim) for n in known):
+    xs = start, limit, delta
+    known = [constant_value(x) if x._data.content is None else x._data.content.item() for x in xs]
+    if any(n is None or isinstance(n, Dim) for n in known):
+        # `range(size)` has `size` elements, since a size is not negative
+        is_size = known[::2] == [0, 1] and isinstance(known[1], Dim) and known[1].key[0] == "size"
+        content, count = None, known[1] if is_size else None
+    else:
         content = _count_up(np, *[np.asarray(n) for n in known])
         count = len(content)
-    else:  # `range(size)` has `size` elements, since a size is not negative
-        count = known[1] if known[::2] == [0, 1] and known[1].key[0] == "size" else None
-    y = defer(RANGE, (start, limit, delta), {}, specs=(Spec((count,), start.dtype),))
+    y = defer(RANGE, xs, {}, specs=(Spec((count,), start.dtype),))
     if content is not None and content.dtype.kind == "i" and content.size <= 64:
         y._data.content = content.astype(object)
     return y
-
-
-def _known_number(x: Tensor) -> Any:
-    """Return the value of a tensor of rank 0 as a number or a Dim, or None if it is unknown."""
-    symbol = x._data
-    content = symbol.content
-    if content is None and symbol.node.op is CONST:
-        content = symbol.node.attrs["value"]
-    return None if content is None else content.item()
 
 
 @row("tf", "LinSpace: * num | T Tidx", kinds=FLOATS, num=as_sizes)
@@ -237,7 +213,7 @@ def lin_space(start: Tensor, stop: Tensor, num: Any) -> Tensor:
     >>> tf.lin_space(rg.asarray(0.0), rg.asarray(1.0), num=3)
     Tensor([0. , 0.5, 1. ], dtype=float32)
     """
-    if is_eager(start, stop):
+    if forms.is_eager(start, stop):
         return rg.linspace(float(start), float(stop), num)
     return defer(LIN_SPACE, (start, stop), {"num": num}, specs=(Spec((num,), start.dtype),))
 
@@ -268,17 +244,17 @@ def eye(num_rows, num_columns=None, batch_shape=None, dtype=dtypes.float32, name
      [0. 1. 0.]]
     """
     rows, columns = as_sizes(num_rows), as_sizes(num_rows if num_columns is None else num_columns)
-    eager = is_eager(num_rows, num_columns)
-    with scope(name or "eye", num_rows, num_columns) as whole:
+    eager = forms.is_eager(num_rows, num_columns)
+    with forms.scope(name or "eye", num_rows, num_columns) as whole:
         if isinstance(rows, int) and isinstance(columns, int):
             matrix = np.eye(rows, columns, dtype=dtypes.to_numpy(dtype))
         else:
-            on = equal(expand_dims(range(rows), 1), range(columns))
-            matrix = cast(on, dtype, name=whole if batch_shape is None else "matrix")
-        matrix = rg.asarray(matrix) if eager else as_tensor(matrix, name=whole)
+            on = math.equal(arrays.expand_dims(range(rows), 1), range(columns))
+            matrix = math.cast(on, dtype, name=whole if batch_shape is None else "matrix")
+        matrix = rg.asarray(matrix) if eager else forms.tensor(matrix, name=whole)
         if batch_shape is None:
             return matrix
-        return broadcast_to(matrix, (*as_sizes(batch_shape), rows, columns), name=whole)
+        return arrays.broadcast_to(matrix, (*as_sizes(batch_shape), rows, columns), name=whole)
 
 
 @written("tf")
@@ -299,11 +275,11 @@ def sequence_mask(lengths, maxlen=None, dtype=dtypes.bool, name=None):
     [[1 0 0]
      [1 1 1]]
     """
-    with scope(name or "SequenceMask", lengths) as whole:
-        lengths = as_tensor(lengths, name="lengths")
-        last = reduce_max(lengths) if maxlen is None else as_tensor(maxlen, like=lengths)
-        row = range(last, dtype=dtype_of(lengths))
-        return cast(less(row, expand_dims(lengths, -1)), dtype, name=whole)
+    with forms.scope(name or "SequenceMask", lengths) as whole:
+        lengths = forms.tensor(lengths, name="lengths")
+        last = reductions.reduce_max(lengths) if maxlen is None else maxlen
+        row = range(forms.tensor(last, like=lengths), dtype=forms.dtype_of(lengths))
+        return math.cast(math.less(row, arrays.expand_dims(lengths, -1)), dtype, name=whole)
 
 
 @written("tf", "OneHot: * depth on_value off_value | T=dtype TI axis")
@@ -331,32 +307,24 @@ def one_hot(indices, depth, on_value=None, off_value=None, axis=None, dtype=None
      [1. 0. 0.]]
     """
     on, off = 1 if on_value is None else on_value, 0 if off_value is None else off_value
-    if dtype is None and on_value is not None and off_value is not None:
-        kinds = [_dtype_of_values(v) for v in (on_value, off_value)]
-        if kinds[0] != kinds[1]:
-            raise DTypeError(f"one_hot: on_value and off_value have other dtypes: {kinds}")
-    out_dtype = _dtype_of_values(on_value, off_value) if dtype is None else dtypes.to_numpy(dtype)
+    given = [_dtype_of(v) for v in (on_value, off_value) if v is not None]
+    out_dtype = _dtype(dtype) or [*given, np.dtype(np.float32)][0]
+    if dtype is None and len(set(given)) > 1:
+        raise DTypeError(f"one_hot: on_value and off_value have different dtypes: {given}")
     attrs = {"depth": as_sizes(depth), "axis": -1 if axis is None else axis}
     if not is_tensor(on) and not is_tensor(off):
         attrs |= {"on_value": on, "off_value": off, "dtype": out_dtype}
-        return one_op("OneHot", name or "one_hot", rg.one_hot, indices, **attrs)
-    with scope(name or "one_hot", indices, on, off) as whole:
-        hot = one_op("OneHot", "hot", rg.one_hot, indices, dtype=np.dtype(bool), **attrs)
-        on, off = [as_tensor(v, out_dtype, like=indices) for v in (on, off)]
-        return where(hot, on, off, name=whole)
-
-
-def _dtype_of_values(*values: TensorLike) -> np.dtype:
-    """Return the dtype of the first value that is not None, or float32."""
-    for value in values:
-        if value is not None:
-            return dtype_of(value) if is_tensor(value) else as_array(value).dtype
-    return np.dtype(np.float32)
+        return forms.one_op("OneHot", name or "one_hot", rg.one_hot, indices, **attrs)
+    with forms.scope(name or "one_hot", indices, on, off) as whole:
+        indices = forms.tensor(indices, name="indices", like=on if is_tensor(on) else off)
+        hot = forms.one_op("OneHot", "hot", rg.one_hot, indices, dtype=np.dtype(bool), **attrs)
+        on, off = [forms.tensor(v, out_dtype, like=indices) for v in (on, off)]
+        return math.where(hot, on, off, name=whole)
 
 
 def _count_axes(axes: AllAxes, dtype: dtypes.DTypeLike | None, name: str | None) -> Any:
     """Return the indices of all axes."""
-    return range(0, rank(axes.x), name=name or "range")
+    return range(0, arrays.rank(axes.x), name=name or "range")
 
 
 CONVERSIONS[AllAxes] = _count_axes

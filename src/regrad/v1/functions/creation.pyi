@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from regrad.core.op import TensorLike
+from regrad.core.tensor import TensorLike
 from regrad.v1 import dtypes
 
 def fill(dims: TensorLike, value: TensorLike, name: str | None = None) -> Any: ...

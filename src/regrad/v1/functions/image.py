@@ -8,12 +8,10 @@ from typing import Any
 import regrad as rg
 from regrad.core import dims
 from regrad.core.op import TensorLike
-from regrad.core.tensor import Tensor
 from regrad.errors import GraphError, ShapeError
 from regrad.v1.functions.random_ops import random_uniform
 from regrad.v1.graph.conversion import as_sizes, build, convert_to_tensor
 from regrad.v1.graph.forms import one_op, rank_of, scope, shape_of, tensor
-from regrad.v1.graph.row_docs import fill_in
 from regrad.v1.graph.rows import row
 from regrad.v1.graph.tf_names import RESIZE
 
@@ -34,13 +32,18 @@ class ResizeMethod:
     AREA = 3
 
 
-def _as_floats(x: Tensor) -> Tensor:
+def _as_floats(x: rg.Tensor) -> rg.Tensor:
     return x if x.dtype.kind == "f" and x.dtype.itemsize >= 4 else rg.astype(x, rg.float32)
 
 
 @row("tf.image", f"ResizeBilinear: * size | {RESIZE}", size=as_sizes)
 def resize_bilinear(images, size, align_corners=False, name=None, half_pixel_centers=False):
     """Return images resized by bilinear interpolation, as floats.
+
+    Args:
+        size: The new height and width.
+        align_corners: Align the centers of the corner pixels of both images.
+        half_pixel_centers: Treat pixels as squares with their centers at 1/2.
 
     >>> import regrad as rg
     >>> import regrad.v1 as tf
@@ -57,6 +60,11 @@ def resize_bilinear(images, size, align_corners=False, name=None, half_pixel_cen
 def resize_nearest_neighbor(images, size, align_corners=False, name=None, half_pixel_centers=False):
     """Return images resized by copying the nearest pixel.
 
+    Args:
+        size: The new height and width.
+        align_corners: Align the centers of the corner pixels of both images.
+        half_pixel_centers: Treat pixels as squares with their centers at 1/2.
+
     >>> import regrad as rg
     >>> import regrad.v1 as tf
     >>> tf.image.resize_nearest_neighbor(rg.asarray([[[[1.0], [2.0]]]]), size=[1, 4])
@@ -67,10 +75,7 @@ def resize_nearest_neighbor(images, size, align_corners=False, name=None, half_p
     """
 
 
-METHODS = {
-    ResizeMethod.BILINEAR: resize_bilinear,
-    ResizeMethod.NEAREST_NEIGHBOR: resize_nearest_neighbor,
-}
+METHODS = resize_bilinear, resize_nearest_neighbor  # by their numbers
 
 
 def resize_images(
@@ -99,7 +104,7 @@ def resize_images(
     ...     print(tf.image.resize_images(tf.zeros([1, 2, 2, 3]), [4, 6]).shape)
     (1, 4, 6, 3)
     """
-    if method not in METHODS or preserve_aspect_ratio:
+    if method not in range(len(METHODS)) or preserve_aspect_ratio:
         raise GraphError(
             "resize_images: the methods are BILINEAR and NEAREST_NEIGHBOR, without "
             f"preserve_aspect_ratio; got the method {method!r}"
@@ -112,60 +117,25 @@ def resize_images(
         return METHODS[method](images, size, align_corners)
 
 
-def _flip(
-    name: str, axis: int, direction: str, shown: str
-) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """Make a flip along an axis, counted from the end, and a random flip."""
+def flip_left_right(image: TensorLike) -> Any:
+    """Return images (or one image) flipped left to right.
 
-    def flip(image: TensorLike) -> Any:
-        """Return images (or one image) flipped {direction}.
+    Args:
+        image: A tensor or array of the shape (batch, height, width, channels), or without batch.
 
-        Args:
-            image: A tensor or array of the shape (batch, height, width, channels), or without
-                batch.
+    Returns:
+        A tensor of the same shape and dtype.
 
-        Returns:
-            A tensor of the same shape and dtype.
+    Raises:
+        ShapeError: the image does not have rank 3 or 4.
 
-        Raises:
-            ShapeError: the image does not have rank 3 or 4.
+    Op type: `ReverseV2`. Source: `tf.image.flip_left_right`.
 
-        Op type: `ReverseV2`. Source: `tf.image.{name}`.
-
-        >>> with tf.Graph().as_default(), tf.Session() as sess:
-        ...     print(sess.run(tf.image.{name}([[[1], [2]], [[3], [4]]])).tolist())
-        {shown}
-        """
-        return one_op(None, name, rg.flip, _image(name, image), axis=axis)
-
-    def random_flip(image: TensorLike, seed: int | None = None) -> Any:
-        """Flip each image {direction} with probability 1/2, at random in each run.
-
-        Args:
-            image: A tensor or array of the shape (batch, height, width, channels), or without
-                batch.
-
-        Returns:
-            A tensor of the same shape and dtype.
-
-        Raises:
-            ShapeError: the image does not have rank 3 or 4.
-
-        Source: `tf.image.{name}`.
-
-        >>> with tf.Graph().as_default():
-        ...     print(tf.image.{name}(tf.zeros([4, 5, 3])).shape)
-        (4, 5, 3)
-        """
-        image = _image(name, convert_to_tensor(image))
-        shape = shape_of(image)
-        with scope(f"random_{name}"):
-            each = [] if len(shape) == 3 else [shape[0], 1, 1, 1]
-            half = random_uniform(each, seed=seed)
-            return build("SelectV2", None, _where_less, half, flip(image), image)
-
-    plain = fill_in(flip, name, direction=direction, shown=shown)
-    return plain, fill_in(random_flip, f"random_{name}", direction=direction)
+    >>> with tf.Graph().as_default(), tf.Session() as sess:
+    ...     print(sess.run(tf.image.flip_left_right([[[1], [2]], [[3], [4]]])).tolist())
+    [[[2], [1]], [[4], [3]]]
+    """
+    return one_op(None, "flip_left_right", rg.flip, _image("flip_left_right", image), axis=-2)
 
 
 def _image(what: str, image: TensorLike) -> Any:
@@ -175,16 +145,81 @@ def _image(what: str, image: TensorLike) -> Any:
     return image
 
 
-def _where_less(noise: Tensor, yes: Tensor, no: Tensor) -> Any:
+def flip_up_down(image: TensorLike) -> Any:
+    """Return images (or one image) flipped upside down.
+
+    Args:
+        image: A tensor or array of the shape (batch, height, width, channels), or without batch.
+
+    Returns:
+        A tensor of the same shape and dtype.
+
+    Raises:
+        ShapeError: the image does not have rank 3 or 4.
+
+    Op type: `ReverseV2`. Source: `tf.image.flip_up_down`.
+
+    >>> with tf.Graph().as_default(), tf.Session() as sess:
+    ...     print(sess.run(tf.image.flip_up_down([[[1], [2]], [[3], [4]]])).tolist())
+    [[[3], [4]], [[1], [2]]]
+    """
+    return one_op(None, "flip_up_down", rg.flip, _image("flip_up_down", image), axis=-3)
+
+
+def random_flip_left_right(image: TensorLike, seed: int | None = None) -> Any:
+    """Flip each image left to right with probability 1/2, at random in each run.
+
+    Args:
+        image: A tensor or array of the shape (batch, height, width, channels), or without batch.
+
+    Returns:
+        A tensor of the same shape and dtype.
+
+    Raises:
+        ShapeError: the image does not have rank 3 or 4.
+
+    Source: `tf.image.random_flip_left_right`.
+
+    >>> with tf.Graph().as_default():
+    ...     print(tf.image.random_flip_left_right(tf.zeros([4, 5, 3])).shape)
+    (4, 5, 3)
+    """
+    return _flip_half(flip_left_right, image, seed)
+
+
+def random_flip_up_down(image: TensorLike, seed: int | None = None) -> Any:
+    """Flip each image upside down with probability 1/2, at random in each run.
+
+    Args:
+        image: A tensor or array of the shape (batch, height, width, channels), or without batch.
+
+    Returns:
+        A tensor of the same shape and dtype.
+
+    Raises:
+        ShapeError: the image does not have rank 3 or 4.
+
+    Source: `tf.image.random_flip_up_down`.
+
+    >>> with tf.Graph().as_default():
+    ...     print(tf.image.random_flip_up_down(tf.zeros([4, 5, 3])).shape)
+    (4, 5, 3)
+    """
+    return _flip_half(flip_up_down, image, seed)
+
+
+def _flip_half(flip: Callable[..., Any], image: TensorLike, seed: int | None) -> Any:
+    """Return each image flipped with probability 1/2."""
+    image = _image(f"random_{flip.__name__}", convert_to_tensor(image))
+    shape = shape_of(image)
+    with scope(f"random_{flip.__name__}"):
+        each = [] if len(shape) == 3 else [shape[0], 1, 1, 1]
+        half = random_uniform(each, seed=seed)
+        return build("SelectV2", None, _where_less, half, flip(image), image)
+
+
+def _where_less(noise: rg.Tensor, yes: rg.Tensor, no: rg.Tensor) -> Any:
     return rg.where(rg.less(noise, 0.5), yes, no)
-
-
-flip_left_right, random_flip_left_right = _flip(
-    "flip_left_right", -2, "left to right", "[[[2], [1]], [[4], [3]]]"
-)
-flip_up_down, random_flip_up_down = _flip(
-    "flip_up_down", -3, "upside down", "[[[3], [4]], [[1], [2]]]"
-)
 
 
 def per_image_standardization(image: TensorLike) -> Any:
@@ -206,7 +241,7 @@ def per_image_standardization(image: TensorLike) -> Any:
     return one_op("RealDiv", "per_image_standardization", _standardize, image)
 
 
-def _standardize(x: Tensor) -> Any:
+def _standardize(x: rg.Tensor) -> Any:
     x, axes = _as_floats(x), (-3, -2, -1)
     count = rg.sum(rg.ones_like(x), axis=axes, keepdims=True)
     mean, variance = rg.nn.moments(x, axes, keepdims=True)

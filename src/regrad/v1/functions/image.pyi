@@ -16,16 +16,8 @@ def resize_nearest_neighbor(images: TensorLike, size: TensorLike, align_corners:
     name: str | None = None, half_pixel_centers: bool = False) -> Any: ...  # fmt: skip
 def resize_images(images: TensorLike, size: TensorLike, method: int = ..., align_corners: bool = False,
     preserve_aspect_ratio: bool = False, name: str | None = None) -> Any: ...  # fmt: skip
-def flip_left_right(image: TensorLike) -> Any:
-    """Return images (or one image) flipped left to right."""
-
-def random_flip_left_right(image: TensorLike, seed: int | None = None) -> Any:
-    """Flip each image left to right with probability 1/2, at random in each run."""
-
-def flip_up_down(image: TensorLike) -> Any:
-    """Return images (or one image) flipped upside down."""
-
-def random_flip_up_down(image: TensorLike, seed: int | None = None) -> Any:
-    """Flip each image upside down with probability 1/2, at random in each run."""
-
+def flip_left_right(image: TensorLike) -> Any: ...
+def flip_up_down(image: TensorLike) -> Any: ...
+def random_flip_left_right(image: TensorLike, seed: int | None = None) -> Any: ...
+def random_flip_up_down(image: TensorLike, seed: int | None = None) -> Any: ...
 def per_image_standardization(image: TensorLike) -> Any: ...

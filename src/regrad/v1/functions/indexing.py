@@ -1,4 +1,4 @@
-"""Slices, gathers, scatters and masks under TensorFlow's names; `tensor[…]`."""
+"""Slices, gathers, scatters and masks under TensorFlow's names; `tensor[…]`; rows of variables."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ import numpy as np
 
 import regrad as rg
 from regrad.core.dims import Dim, is_known
-from regrad.core.op import TensorLike
-from regrad.core.tensor import Tensor
+from regrad.core.registry import OPS
+from regrad.core.tensor import Readable, Tensor, TensorLike
 from regrad.errors import ArgumentError, GraphError, IndexRangeError, ShapeError
+from regrad.graph.graph import NO_RULE
+from regrad.graph.plan import PlanRun
 from regrad.v1 import dtypes
-from regrad.v1.functions.arrays import concat, dimension_tensor, reshape, squeeze, stack
-from regrad.v1.functions.creation import ones_like
-from regrad.v1.functions.math import add, cast, maximum, not_equal, subtract, to_int64, where
-from regrad.v1.functions.reductions import argsort, cumsum, reduce_max, sort
-from regrad.v1.graph.conversion import as_sizes
-from regrad.v1.graph.forms import axes_of, dtype_of, one_op, rank_of, scope, shape_of
-from regrad.v1.graph.forms import tensor as as_tensor
+from regrad.v1.functions import arrays, creation, math, reductions
+from regrad.v1.graph import forms
+from regrad.v1.graph.conversion import as_sizes, convert_to_tensor
+from regrad.v1.graph.graphs import add_op
 from regrad.v1.graph.rows import listed, row, written
 from regrad.v1.graph.static_shapes import TensorShape
-from regrad.v1.graph.tensors import is_tensor, rg_read
+from regrad.v1.graph.tensors import face, is_tensor, rg_read
 from regrad.v1.graph.tf_names import SLICES, declare
 from regrad.v1.graph.values import indices_from_zero, of_rank
+from regrad.v1.graph.variables import read_state, state_op, variable_of
 
 # -- tensor[…] -------------------------------------------------------------------------------------
 
@@ -41,7 +41,7 @@ def getitem(x: TensorLike, index: Any, name: str = "strided_slice") -> Any:
     if _is_mask(index):
         return boolean_mask(x, index)
     entries = tuple([_entry(e) for e in (index if isinstance(index, tuple) else (index,))])
-    return one_op("StridedSlice", name, _item, x, index=entries)
+    return forms.one_op("StridedSlice", name, _item, x, index=entries)
 
 
 def _item(x: Tensor, index: Any) -> Any:
@@ -50,7 +50,7 @@ def _item(x: Tensor, index: Any) -> Any:
 
 def _is_mask(index: Any) -> bool:
     if is_tensor(index):
-        return dtype_of(index).kind == "b"
+        return forms.dtype_of(index).kind == "b"
     return isinstance(index, np.ndarray) and index.dtype.kind == "b"
 
 
@@ -59,29 +59,23 @@ def _entry(e: Any) -> Any:
     if isinstance(e, builtins.slice):
         return builtins.slice(*[b if b is None else _bound(b) for b in (e.start, e.stop, e.step)])
     if isinstance(e, Dim):
-        return rg_read(dimension_tensor(e))
+        return rg_read(arrays.dimension_tensor(e))
     if _is_mask(e):
-        raise ArgumentError(
-            "a mask cannot be combined with other indices: use tf.boolean_mask(x, mask, axis=...)"
-        )
+        raise ArgumentError("a mask must be the only index: use tf.boolean_mask(x, mask, axis=...)")
     if not is_tensor(e):
         return e
-    known = _bound(e) if rank_of(e) == 0 else None
-    return known if isinstance(known, int) else rg_read(as_tensor(e))
+    known = _bound(e) if forms.rank_of(e) == 0 else None
+    return known if isinstance(known, int) else rg_read(forms.tensor(e))
 
 
 def _bound(b: Any) -> Any:
     """Return an end of a slice as an int or a Dim."""
-    return as_sizes(reshape(b, []) if is_tensor(b) and rank_of(b) is None else b)
+    return as_sizes(arrays.reshape(b, []) if is_tensor(b) and forms.rank_of(b) is None else b)
 
 
 def _is_open(size: int | Dim) -> bool:
     """Return whether a block goes to the end of the axis."""
     return isinstance(size, int) and size == -1
-
-
-def _is_within(n: Any, begin: Any, size: Any) -> bool:
-    return 0 <= begin <= begin + max(size, 0) <= n
 
 
 @row("tf", "Slice: * begin size | T Index", begin=as_sizes, size=as_sizes)
@@ -105,11 +99,11 @@ def slice(input_: Tensor, begin: Any, size: Any) -> Any:
     if len(begin) != len(size):
         raise ShapeError(f"slice: begin is {begin}, and size has another length: {size}")
     shape = input_.shape
-    if is_known(shape) and is_known((*begin, *size)):
+    if is_known((*shape, *begin, *size)):
         return rg.slice(input_, begin, size)
     places = list(zip(shape, begin, size, strict=True))
-    if any(is_known(place) and not _is_within(*place) for place in places):
-        raise IndexRangeError(f"slice: {begin} to {size} elements on is not within {shape}")
+    if any(is_known((n, b, s)) and not 0 <= b <= b + max(s, 0) <= n for n, b, s in places):
+        raise IndexRangeError(f"slice: the block from {begin} of size {size} exceeds {shape}")
     sizes = tuple([n - b if _is_open(s) else s for n, b, s in places])
     y = rg.find_op("Slice").function(input_, begin=begin, size=sizes)
     checked = all(_is_open(place[2]) or is_known(place) for place in places)
@@ -150,15 +144,10 @@ def strided_slice(
     steps = (1,) * len(first) if strides is None else as_sizes(strides)
     index = []
     for i, (b, e, step) in enumerate(zip(first, last, steps, strict=True)):
-        if ellipsis_mask >> i & 1:
-            index.append(...)
-        elif new_axis_mask >> i & 1:
-            index.append(None)
-        elif shrink_axis_mask >> i & 1:
-            index.append(b)
-        else:
-            ends = None if begin_mask >> i & 1 else b, None if end_mask >> i & 1 else e
-            index.append(builtins.slice(*ends, step))
+        ends = None if begin_mask >> i & 1 else b, None if end_mask >> i & 1 else e
+        masks = (ellipsis_mask, ...), (new_axis_mask, None), (shrink_axis_mask, b)
+        chosen = [entry for mask, entry in masks if mask >> i & 1]  # the first has precedence
+        index.append(chosen[0] if chosen else builtins.slice(*ends, step))
     return getitem(input_, tuple(index), name=name or "StridedSlice")
 
 
@@ -188,14 +177,14 @@ def gather(params, indices, validate_indices=None, name=None, axis=None, batch_d
     ...     print(sess.run(tf.gather([10, 20, 30], [2, 0])))
     [30 10]
     """
-    axis = batch_dims if axis is None else axes_of(axis)
+    axis = batch_dims if axis is None else forms.axes_of(axis)
     attrs = {"same": False, "axis": axis, "batch_dims": batch_dims}
-    return one_op("GatherV2", name, _take, params, indices, **attrs)
+    return forms.one_op("GatherV2", name, _take, params, indices, **attrs)
 
 
 def _take(x: Tensor, indices: Tensor, axis: int, batch_dims: int) -> Any:
     indices = indices_from_zero("gather", indices)
-    unasked = axis >= 0 and not is_known(shape_of(x))
+    unasked = axis >= 0 and not is_known(forms.shape_of(x))
     take = rg.find_op("GatherV2").function if unasked else rg.take
     return take(x, indices, axis=axis, batch_dims=batch_dims)
 
@@ -220,7 +209,7 @@ def batch_gather(params: TensorLike, indices: TensorLike, name: str | None = Non
     [[2]
      [3]]
     """
-    batch = rank_of(as_tensor(indices))
+    batch = forms.rank_of(forms.tensor(indices))
     if not batch:
         raise GraphError(f"batch_gather: expected indices of known rank, 1 or more, got {indices}")
     return gather(params, indices, name=name or "BatchGather", batch_dims=batch - 1)
@@ -288,23 +277,19 @@ def boolean_mask(tensor, mask, name="boolean_mask", axis=None):
     ...     print(sess.run(tf.boolean_mask([1, 2, 3], [True, False, True])))
     [1 3]
     """
-    with scope(name, tensor, mask):
-        x, first = as_tensor(tensor), axes_of(axis) or 0
-        mask = as_tensor(mask, dtypes.bool, like=x)
-        count = rank_of(mask) or 0
+    with forms.scope(name, tensor, mask):
+        x, first = forms.tensor(tensor), forms.axes_of(axis) or 0
+        mask = forms.tensor(mask, dtypes.bool, like=x)
+        count = forms.rank_of(mask) or 0
         if not count:
-            raise GraphError(
-                "Number of mask dimensions must be specified, even if some dimensions are None, "
-                f"and be 1 or more: {mask}"
-            )
+            raise GraphError(f"boolean_mask: expected a mask of known rank, 1 or more, got {mask}")
+        sizes, last = forms.shape_of(x), first + count
+        if count > 1 or forms.rank_of(x) is not None:
+            TensorShape(sizes[first:last]).assert_is_compatible_with(forms.shape_of(mask))
         if count > 1:
-            sizes, last = shape_of(x), first + count
-            TensorShape(sizes[first:last]).assert_is_compatible_with(shape_of(mask))
-            x = reshape(x, (*sizes[:first], -1, *sizes[last:]))
-            mask = reshape(mask, [-1])
-        elif rank_of(x) is not None:
-            TensorShape(shape_of(x)[first]).assert_is_compatible_with(shape_of(mask))
-        return gather(x, squeeze(where(mask), axis=[1]), axis=first)
+            x = arrays.reshape(x, (*sizes[:first], -1, *sizes[last:]))
+            mask = arrays.reshape(mask, [-1])
+        return gather(x, arrays.squeeze(math.where(mask), axis=[1]), axis=first)
 
 
 class Unique(NamedTuple):
@@ -312,10 +297,6 @@ class Unique(NamedTuple):
 
     y: Any
     idx: Any
-
-
-def _vector(x: Tensor) -> Any:
-    return rg.stop_gradient(of_rank("unique", x, 1))
 
 
 @written("tf")
@@ -331,24 +312,26 @@ def unique(x, out_idx=dtypes.int32, name=None) -> Unique:
     Returns:
         The values `y`, and for each element of x the index `idx` of its value among them.
 
-    A composition of sorts. Source: `tf.unique`.
+    Raises:
+        ShapeError: x does not have rank 1.
+
+    Op type: `Unique`. Source: `tf.unique`.
 
     >>> with tf.Graph().as_default(), tf.Session() as sess:
     ...     y, idx = sess.run(tf.unique([7, 3, 7]))
     >>> y.tolist(), idx.tolist()
     ([7, 3], [0, 1, 0])
     """
-    with scope(name or "Unique", x):
-        x = one_op("StopGradient", None, _vector, x)
-        order = argsort(x, stable=True)
-        ordered = gather(x, order)
-        first = ones_like(ordered[:1], dtypes.bool)
-        new = concat([first, not_equal(ordered[1:], ordered[:-1])], axis=0)
-        firsts = boolean_mask(order, new)  # first index of each value, in the order of values
-        group = subtract(cumsum(cast(new, dtypes.int32)), 1)
-        place = argsort(argsort(firsts))  # the argsort of a permutation inverts it
-        idx = gather(gather(place, group), argsort(order))
-        return Unique(gather(x, sort(firsts)), cast(idx, out_idx))
+    with forms.scope(name or "Unique", x) as whole:
+        y, idx = forms.one_op("Unique", whole, _by_occurrence, x)
+        return Unique(y, math.cast(idx, out_idx))
+
+
+def _by_occurrence(x: Tensor) -> tuple[Tensor, Tensor]:
+    x = of_rank("unique", x, 1)
+    values, places, inverse, _ = rg.unique_all(x)
+    order = rg.argsort(places)
+    return rg.take(values, order), rg.take(rg.argsort(order), inverse)
 
 
 @written("tf")
@@ -372,14 +355,119 @@ def confusion_matrix(
     [[1 0]
      [1 1]]
     """
-    with scope(name or "confusion_matrix", labels, predictions):
-        labels, predictions = to_int64(labels), to_int64(predictions)
+    with forms.scope(name or "confusion_matrix", labels, predictions):
+        labels, predictions = math.to_int64(labels), math.to_int64(predictions)
         if num_classes is None:
-            num_classes = add(maximum(reduce_max(labels), reduce_max(predictions)), 1)
+            largest = map(reductions.reduce_max, (labels, predictions))
+            num_classes = math.add(math.maximum(*largest), 1)
         count = as_sizes(num_classes)
-        ones = ones_like(labels) if weights is None else as_tensor(weights)
-        places = stack([labels, predictions], axis=1)
-        return scatter_nd(places, cast(ones, dtype), [count, count])
+        ones = creation.ones_like(labels) if weights is None else forms.tensor(weights)
+        places = arrays.stack([labels, predictions], axis=1)
+        return scatter_nd(places, math.cast(ones, dtype), [count, count])
+
+
+# -- rows of variables -----------------------------------------------------------------------------
+
+
+def _set_rows(run: PlanRun, ref: Any, indices: Any, updates: Any, key: str) -> Any:
+    old = read_state(run, ref, key)
+    kernel = OPS["TensorScatterUpdate"].kernels[type(old)]
+    return run.write(key, kernel(old, indices, updates))
+
+
+SCATTER = state_op("ScatterUpdate", _set_rows, "ref indices updates", "key")
+
+
+@written("tf")
+def scatter_update(ref: Readable, indices, updates, use_locking=True, name=None):
+    """Return an op that replaces rows of a variable. Fetching it returns the new value.
+
+    Args:
+        ref: The variable.
+        indices: The numbers of the rows, a tensor of integers.
+        updates: The rows, of the shape `indices.shape + ref.shape[1:]`.
+        use_locking: Without effect.
+
+    Returns:
+        A tensor, the variable after the update.
+
+    Raises:
+        InvalidArgumentError: in the run, an index is out of range.
+
+    Op type: `ScatterUpdate`. Source: `tf.scatter_update`.
+
+    >>> import regrad.v1 as tf
+    >>> with tf.Graph().as_default(), tf.Session() as sess:
+    ...     v = tf.Variable([1.0, 2.0, 3.0])
+    ...     sess.run(tf.global_variables_initializer())
+    ...     print(sess.run(tf.scatter_update(v, [2, 0], [5.0, 6.0])))
+    [6. 2. 5.]
+    """
+    v = variable_of(ref)
+    rows = convert_to_tensor(updates, v.dtype.base_dtype)
+    xs = [v._variable._tensor, arrays.expand_dims(indices, -1)._tensor, rows._tensor]
+    spec = v._variable._symbol.spec
+    return face(add_op(SCATTER, name or "ScatterUpdate", xs, {"key": v._key}, [spec], NO_RULE))
+
+
+@written("tf")
+def scatter_add(ref: Readable, indices, updates, use_locking=False, name=None):
+    """Return an op that adds to rows of a variable. Updates of the same row add up.
+
+    See `tf.scatter_update`.
+
+    Args:
+        ref: The variable.
+        indices: The numbers of the rows, a tensor of integers.
+        updates: The rows, of the shape `indices.shape + ref.shape[1:]`.
+        use_locking: Without effect.
+
+    Returns:
+        A tensor, the variable after the update.
+
+    Op types: `ScatterNd`, `AssignAdd`. Source: `tf.scatter_add`.
+
+    >>> import regrad.v1 as tf
+    >>> with tf.Graph().as_default(), tf.Session() as sess:
+    ...     v = tf.Variable([1.0, 2.0])
+    ...     sess.run(tf.global_variables_initializer())
+    ...     print(sess.run(tf.scatter_add(v, [1, 1], [5.0, 6.0])))
+    [ 1. 13.]
+    """
+    v = variable_of(ref)
+    return v.assign_add(_spread(v, indices, updates), name=name or "ScatterAdd")
+
+
+@written("tf")
+def scatter_sub(ref: Readable, indices, updates, use_locking=False, name=None):
+    """Return an op that subtracts from rows of a variable; see `tf.scatter_add`.
+
+    Args:
+        ref: The variable.
+        indices: The numbers of the rows, a tensor of integers.
+        updates: The rows, of the shape `indices.shape + ref.shape[1:]`.
+        use_locking: Without effect.
+
+    Returns:
+        A tensor, the variable after the update.
+
+    Op types: `ScatterNd`, `AssignSub`. Source: `tf.scatter_sub`.
+
+    >>> import regrad.v1 as tf
+    >>> with tf.Graph().as_default(), tf.Session() as sess:
+    ...     v = tf.Variable([1.0, 2.0])
+    ...     sess.run(tf.global_variables_initializer())
+    ...     print(sess.run(tf.scatter_sub(v, [0], [5.0])))
+    [-4.  2.]
+    """
+    v = variable_of(ref)
+    return v.assign_sub(_spread(v, indices, updates), name=name or "ScatterSub")
+
+
+def _spread(v: Any, indices: TensorLike, updates: TensorLike) -> Any:
+    """Return zeros of the variable's shape, with the updates added to the rows."""
+    rows = convert_to_tensor(updates, v.dtype.base_dtype)
+    return scatter_nd(arrays.expand_dims(indices, -1), rows, arrays.shape(v))
 
 
 __all__ = listed(__name__, "batch_gather")

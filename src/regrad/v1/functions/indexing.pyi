@@ -2,7 +2,7 @@
 
 from typing import Any, NamedTuple
 
-from regrad.core.op import TensorLike
+from regrad.core.tensor import Readable, TensorLike
 from regrad.v1 import dtypes
 
 def getitem(x: TensorLike, index: Any, name: str = "strided_slice") -> Any: ...
@@ -29,8 +29,15 @@ def unique(x: TensorLike, out_idx: dtypes.DTypeLike = ..., name: str | None = No
 def confusion_matrix(labels: TensorLike, predictions: TensorLike, num_classes: TensorLike = None,
     dtype: dtypes.DTypeLike = ..., name: str | None = None,
     weights: TensorLike | None = None) -> Any: ...  # fmt: skip
+def scatter_update(ref: Readable, indices: TensorLike, updates: TensorLike, use_locking: bool = True,
+    name: str | None = None) -> Any: ...  # fmt: skip
+def scatter_add(ref: Readable, indices: TensorLike, updates: TensorLike, use_locking: bool = False,
+    name: str | None = None) -> Any: ...  # fmt: skip
+def scatter_sub(ref: Readable, indices: TensorLike, updates: TensorLike, use_locking: bool = False,
+    name: str | None = None) -> Any: ...  # fmt: skip
 
 __all__ = [
-    "batch_gather", "boolean_mask", "confusion_matrix", "gather", "gather_nd", "scatter_nd",
-    "slice", "strided_slice", "tensor_scatter_update", "unique",
+    "batch_gather", "boolean_mask", "confusion_matrix", "gather", "gather_nd", "scatter_add",
+    "scatter_nd", "scatter_sub", "scatter_update", "slice", "strided_slice",
+    "tensor_scatter_update", "unique",
 ]  # fmt: skip

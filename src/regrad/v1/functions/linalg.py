@@ -12,13 +12,11 @@ import numpy as np
 
 import regrad as rg
 from regrad.core.op import TensorLike
-from regrad.core.tensor import Tensor
 from regrad.errors import GraphError, ShapeError
 from regrad.graph.deferred import deferrable
-from regrad.v1.functions.creation import eye as eye
 from regrad.v1.functions.math import cast
 from regrad.v1.graph.conversion import as_sizes
-from regrad.v1.graph.forms import axes_of, dtype_of, one_op, rank_of, renamed, scope, tensor
+from regrad.v1.graph.forms import axes_of, dtype_of, one_op, rank_of, scope, tensor
 from regrad.v1.graph.kinds import INEXACT, NUMBERS
 from regrad.v1.graph.rows import define, listed, row, written
 from regrad.v1.graph.tensors import is_tensor
@@ -26,7 +24,7 @@ from regrad.v1.graph.tensors import is_tensor
 # -- products --------------------------------------------------------------------------------------
 
 
-@written("tf")
+@row("tf", "MatMul", kinds=NUMBERS, a_is_sparse=None, b_is_sparse=None)
 def matmul(
     a, b, transpose_a=False, transpose_b=False, adjoint_a=False, adjoint_b=False,
     a_is_sparse=False, b_is_sparse=False, name=None,
@@ -36,10 +34,12 @@ def matmul(
     Batch axes broadcast. (TensorFlow 1 requires equal batch axes.)
 
     Args:
-        a, b: Tensors or arrays of numbers, of one dtype and rank 2 or more.
-        transpose_a, transpose_b: Transpose the matrices first.
-        adjoint_a, adjoint_b: Transpose and conjugate the matrices first.
-        a_is_sparse, b_is_sparse: Without effect.
+        a: A tensor or array of numbers, of rank 2 or more.
+        b: A tensor or array of the same dtype, of rank 2 or more.
+        transpose_a: Transpose `a` first.
+        transpose_b: Transpose `b` first.
+        adjoint_a: Transpose and conjugate `a` first.
+        adjoint_b: Transpose and conjugate `b` first.
 
     Returns:
         A tensor of the arguments' dtype.
@@ -47,8 +47,6 @@ def matmul(
     Raises:
         ShapeError: an argument is a vector, or the sizes do not fit.
         GraphError: transpose and adjoint are both true for one matrix.
-
-    Op type: `MatMul`. Source: `tf.matmul`.
 
     >>> import regrad.v1 as tf
     >>> with tf.Graph().as_default(), tf.Session() as sess:
@@ -58,19 +56,10 @@ def matmul(
     for which, both in ("a", transpose_a and adjoint_a), ("b", transpose_b and adjoint_b):
         if both:
             raise GraphError(f"Only one of transpose_{which} and adjoint_{which} can be True.")
-    attrs = {
-        "transpose_a": transpose_a or adjoint_a, "transpose_b": transpose_b or adjoint_b,
-        "conjugate_a": adjoint_a, "conjugate_b": adjoint_b,
-    }  # fmt: skip
-    return one_op("MatMul", name, _product, a, b, kinds=NUMBERS, **attrs)
-
-
-def _product(
-    a: Tensor, b: Tensor, transpose_a: bool, transpose_b: bool, conjugate_a: bool, conjugate_b: bool
-) -> Any:
     _check_matrices("matmul", a, b)
-    a, b = rg.conj(a) if conjugate_a else a, rg.conj(b) if conjugate_b else b
-    return rg.find_op("MatMul").function(a, b, transpose_a, transpose_b)
+    a, b = rg.conj(a) if adjoint_a else a, rg.conj(b) if adjoint_b else b
+    product = rg.find_op("MatMul").function
+    return product(a, b, transpose_a or adjoint_a, transpose_b or adjoint_b)
 
 
 def _check_matrices(name: str, *xs: TensorLike) -> None:
@@ -85,9 +74,7 @@ def _check_matrices(name: str, *xs: TensorLike) -> None:
 
 def _axes(axes: TensorLike) -> Any:
     axes = axes_of(axes, "axes")
-    return (
-        axes if isinstance(axes, int) else tuple([(a,) if isinstance(a, int) else a for a in axes])
-    )
+    return axes if isinstance(axes, int) else [(a,) if isinstance(a, int) else a for a in axes]
 
 
 @row("tf", None, rg.tensordot, NUMBERS, scope="Tensordot", axes=_axes)
@@ -124,11 +111,7 @@ def einsum(equation: str, *inputs: TensorLike, name: str | None = None) -> Any:
     ...     print(sess.run(tf.einsum("i,i->", [1.0, 2.0], [3.0, 4.0])))
     11.0
     """
-    return one_op("Einsum", name or "einsum", _einsum, *inputs, equation=equation)
-
-
-def _einsum(*xs: Tensor, equation: str) -> Any:
-    return rg.einsum(equation, *xs)
+    return one_op("Einsum", name or "einsum", lambda *xs: rg.einsum(equation, *xs), *inputs)
 
 
 @row("tf", "Cross: * | T", lambda a, b: rg.find_op("Cross").function(a, b, axis=-1), NUMBERS)
@@ -186,7 +169,7 @@ def adjoint(matrix: TensorLike, name: str | None = None) -> Any:
     return matrix_transpose(matrix, name or "adjoint", conjugate=True)
 
 
-def _adjoint(x: Tensor) -> Any:
+def _adjoint(x: rg.Tensor) -> Any:
     return rg.conj(rg.matrix_transpose(x))
 
 
@@ -220,7 +203,7 @@ diag_part = matrix_diag_part
 
 
 @row("tf", None, scope="MatrixSetDiag", deferred=True)
-def matrix_set_diag(input: Tensor, diagonal: Tensor) -> Tensor:
+def matrix_set_diag(input: rg.Tensor, diagonal: rg.Tensor) -> rg.Tensor:
     """Return matrices with their diagonals replaced.
 
     >>> import regrad as rg
@@ -238,7 +221,7 @@ set_diag = matrix_set_diag
 
 
 @row("tf.linalg", "MatrixDiag", scope="Diag", deferred=True)
-def tensor_diag(diagonal: Tensor) -> Tensor:
+def tensor_diag(diagonal: rg.Tensor) -> rg.Tensor:
     """Return a tensor of twice the rank with the values on its diagonal and zeros elsewhere.
 
     >>> import regrad as rg
@@ -247,13 +230,11 @@ def tensor_diag(diagonal: Tensor) -> Tensor:
     Tensor([[1, 0],
             [0, 2]], dtype=int64)
     """
-    return rg.reshape(
-        rg.linalg.diag(rg.reshape(diagonal, (-1,))), (*diagonal.shape, *diagonal.shape)
-    )
+    return rg.reshape(rg.linalg.diag(rg.reshape(diagonal, (-1,))), 2 * diagonal.shape)
 
 
 @row("tf.linalg", "MatrixDiagPart", scope="DiagPart", deferred=True)
-def tensor_diag_part(input: Tensor) -> Tensor:
+def tensor_diag_part(input: rg.Tensor) -> rg.Tensor:
     """Return the diagonal of a tensor of shape `s + s`. This is the inverse of `tf.diag`.
 
     >>> import regrad as rg
@@ -267,7 +248,7 @@ def tensor_diag_part(input: Tensor) -> Tensor:
 
 
 @row("tf", None, scope="MatrixBandPart", num_lower=as_sizes, num_upper=as_sizes, deferred=True)
-def matrix_band_part(input: Tensor, num_lower: int, num_upper: int) -> Tensor:
+def matrix_band_part(input: rg.Tensor, num_lower: int, num_upper: int) -> rg.Tensor:
     """Return matrices with zeros outside a band of diagonals around the main one.
 
     Args:
@@ -313,7 +294,7 @@ def trace(x: TensorLike, name: str | None = None) -> Any:
 # -- norms -----------------------------------------------------------------------------------------
 
 
-@written("tf")
+@row("tf", None, kinds=INEXACT)
 def norm(tensor, ord: Any = "euclidean", axis=None, keepdims=None, name=None, keep_dims=None):
     """Return the norm of vectors (of one axis or all elements) or matrices (of two axes).
 
@@ -326,7 +307,6 @@ def norm(tensor, ord: Any = "euclidean", axis=None, keepdims=None, name=None, ke
             2 means the largest singular value.
         axis: An axis, a pair of axes, or None for all elements.
         keepdims: Keep the reduced axes, with size 1.
-        keep_dims: The old name of `keepdims`.
 
     Returns:
         A tensor of the same dtype, of real floats.
@@ -334,28 +314,22 @@ def norm(tensor, ord: Any = "euclidean", axis=None, keepdims=None, name=None, ke
     Raises:
         GraphError: the norm `ord` is not supported for these axes.
 
-    A composition. Source: `tf.norm`.
-
     >>> with tf.Graph().as_default(), tf.Session() as sess:
     ...     print(sess.run(tf.norm([3.0, 4.0])))
     5.0
     """
-    axis, keep = axes_of(axis), bool(renamed("keepdims", keepdims, "keep_dims", keep_dims))
     matrices = isinstance(axis, tuple) and len(axis) == 2
     if ord in ("euclidean", "fro"):
-        function, ord = rg.linalg.vector_norm, 2
+        ord = 2
     elif matrices and ord in (1, 2, np.inf):
-        function = _matrix_norm
+        return _matrix_norm(tensor, axis, keepdims, ord)
     elif matrices or not isinstance(ord, int | float) or ord <= 0:
         raise GraphError(f"'ord' must be a supported norm, got {ord!r} for axis={axis}")
-    else:
-        function = rg.linalg.vector_norm
-    attrs = {"axis": axis, "keepdims": keep, "ord": ord}
-    return one_op(None, name or "norm", function, tensor, kinds=INEXACT, **attrs)
+    return rg.linalg.vector_norm(tensor, axis=axis, keepdims=bool(keepdims), ord=ord)
 
 
 @deferrable
-def _matrix_norm(x: Tensor, axis: tuple[int, int], keepdims: bool, ord: float) -> Tensor:
+def _matrix_norm(x: rg.Tensor, axis: Any, keepdims: Any, ord: Any) -> rg.Tensor:
     axes = tuple([a % x.ndim for a in axis])
     y = rg.linalg.matrix_norm(rg.moveaxis(x, axes, (-2, -1)), ord=ord)
     return rg.expand_dims(y, axes) if keepdims else y
@@ -391,7 +365,7 @@ class SignAndLog(NamedTuple):
     log_abs_determinant: Any
 
 
-def _slogdet(x: Tensor) -> SignAndLog:
+def _slogdet(x: rg.Tensor) -> SignAndLog:
     """Return the signs of the determinants, and the logarithms of their absolute values.
 
     >>> import regrad as rg
@@ -403,7 +377,7 @@ def _slogdet(x: Tensor) -> SignAndLog:
     return SignAndLog(*rg.linalg.slogdet(x))
 
 
-def _triangular_solve(a: Tensor, b: Tensor, lower: bool, adjoint: bool) -> Tensor:
+def _triangular_solve(a: rg.Tensor, b: rg.Tensor, lower: bool, adjoint: bool) -> rg.Tensor:
     """Return the y with `matrix @ y = rhs`, reading only one triangle of the matrix."""
     _check_matrices("matrix_triangular_solve", a, b)
     a, op = rg.conj(a) if adjoint else a, rg.find_op("MatrixTriangularSolve")
@@ -414,7 +388,7 @@ slogdet = define("tf.linalg.slogdet(input)", "LogMatrixDeterminant", _slogdet, I
 
 
 @row("tf.linalg", None, kinds=INEXACT)
-def logdet(matrix: Tensor) -> Tensor:
+def logdet(matrix: rg.Tensor) -> rg.Tensor:
     """Return the logarithms of the determinants of positive definite matrices.
 
     >>> import regrad as rg
@@ -426,7 +400,7 @@ def logdet(matrix: Tensor) -> Tensor:
 
 
 @row("tf", "MatrixInverse: * | T adjoint=no", kinds=INEXACT, adjoint=bool)
-def matrix_inverse(input: Tensor, adjoint: bool = False) -> Tensor:
+def matrix_inverse(input: rg.Tensor, adjoint: bool = False) -> rg.Tensor:
     """Return the inverses of matrices, or of their adjoints.
 
     >>> import regrad as rg
@@ -454,7 +428,7 @@ def expm(input):
 
 
 @row("tf", "MatrixSolve: * | T adjoint=transpose", kinds=INEXACT, adjoint=bool)
-def matrix_solve(matrix: Tensor, rhs: Tensor, adjoint: bool = False) -> Tensor:
+def matrix_solve(matrix: rg.Tensor, rhs: rg.Tensor, adjoint: bool = False) -> rg.Tensor:
     """Return the y with `matrix @ y = rhs`, or with the adjoint of the matrix.
 
     >>> import regrad as rg
@@ -477,6 +451,9 @@ SOLVE = "MatrixTriangularSolve: * | T lower adjoint=transpose"
 @row("tf", SOLVE, _triangular_solve, INEXACT, lower=bool, adjoint=bool)
 def matrix_triangular_solve(matrix, rhs, lower=True, adjoint=False):
     """Return the y with `matrix @ y = rhs`, reading only one triangle of the matrix.
+
+    Args:
+        lower: Read the lower triangle, otherwise the upper one.
 
     >>> import regrad as rg
     >>> import regrad.v1 as tf
@@ -502,7 +479,7 @@ def cholesky(input):
 
 
 @row("tf", None, kinds=INEXACT)
-def cholesky_solve(chol: Tensor, rhs: Tensor) -> Tensor:
+def cholesky_solve(chol: rg.Tensor, rhs: rg.Tensor) -> rg.Tensor:
     """Return the y with `A @ y = rhs`, given the Cholesky factor of A.
 
     >>> import regrad as rg
@@ -531,8 +508,11 @@ class Qr(NamedTuple):
     r: Any
 
 
-def _qr(x: Tensor, full_matrices: bool) -> Qr:
+def _qr(x: rg.Tensor, full_matrices: bool) -> Qr:
     """Return Q, with orthonormal columns, and an upper triangular R with `Q @ R = input`.
+
+    Args:
+        full_matrices: Complete the orthonormal columns to square matrices.
 
     >>> import regrad as rg
     >>> import regrad.v1 as tf
@@ -544,7 +524,7 @@ def _qr(x: Tensor, full_matrices: bool) -> Qr:
     return Qr(*rg.linalg.qr(x, mode="complete" if full_matrices else "reduced"))
 
 
-def _eigh(x: Tensor) -> tuple[Tensor, ...]:
+def _eigh(x: rg.Tensor) -> tuple[rg.Tensor, ...]:
     """Return the eigenvalues (ascending) and eigenvectors (columns) of Hermitian matrices.
 
     >>> import regrad as rg
@@ -556,7 +536,7 @@ def _eigh(x: Tensor) -> tuple[Tensor, ...]:
     return tuple(rg.linalg.eigh(x))
 
 
-def _svd(x: Tensor, full_matrices: bool) -> tuple[Tensor, Tensor, Tensor]:
+def _svd(x: rg.Tensor, full_matrices: bool) -> tuple[rg.Tensor, rg.Tensor, rg.Tensor]:
     u, s, vh = rg.linalg.svd(x, full_matrices=full_matrices)
     return s, u, _adjoint(vh)
 

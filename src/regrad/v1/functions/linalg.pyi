@@ -3,7 +3,6 @@
 from typing import Any, NamedTuple
 
 from regrad.core.op import TensorLike
-from regrad.v1.functions.creation import eye as eye
 
 def matmul(a: TensorLike, b: TensorLike, transpose_a: bool = False, transpose_b: bool = False,
     adjoint_a: bool = False, adjoint_b: bool = False, a_is_sparse: bool = False,
@@ -21,12 +20,11 @@ def matrix_set_diag(input: TensorLike, diagonal: TensorLike, name: str | None = 
 def set_diag(input: TensorLike, diagonal: TensorLike, name: str | None = None) -> Any: ...
 def tensor_diag(diagonal: TensorLike, name: str | None = None) -> Any: ...
 def tensor_diag_part(input: TensorLike, name: str | None = None) -> Any: ...
-def matrix_band_part(input: TensorLike, num_lower: TensorLike, num_upper: TensorLike,
+def matrix_band_part(input: TensorLike, num_lower: int, num_upper: int,
     name: str | None = None) -> Any: ...  # fmt: skip
-def band_part(input: TensorLike, num_lower: TensorLike, num_upper: TensorLike,
-    name: str | None = None) -> Any: ...  # fmt: skip
+def band_part(input: TensorLike, num_lower: int, num_upper: int, name: str | None = None) -> Any: ...  # fmt: skip
 def trace(x: TensorLike, name: str | None = None) -> Any: ...
-def norm(tensor: TensorLike, ord: Any = "euclidean", axis: TensorLike = None,
+def norm(tensor: TensorLike, ord: str | float = "euclidean", axis: TensorLike = None,
     keepdims: bool | None = None, name: str | None = None, keep_dims: bool | None = None) -> Any: ...  # fmt: skip
 def matrix_determinant(input: TensorLike, name: str | None = None) -> Any: ...
 def det(input: TensorLike, name: str | None = None) -> Any: ...

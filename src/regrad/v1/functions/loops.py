@@ -173,13 +173,11 @@ def _fold(
     """Return the last value, or with `every` the stacked values, of the loop of a fold."""
     leaves, close, structure = _opened(name, fn, elems)
     turned: list[Any] = [reverse(x, [0]) for x in leaves] if backward else leaves
-    start: list[Any] = [x[0] for x in turned]
-    again = close
     if initializer is None:
-        turned = [x[1:] for x in turned]
+        given, again, turned = [x[0] for x in turned], close, [x[1:] for x in turned]
     else:
         given, again, structure = containers.opened(initializer)
-        start = [convert_to_tensor(x) for x in given]
+    start: list[Any] = list(map(convert_to_tensor, given))
 
     def body(carries: Any, entries: Any) -> Any:
         answer = fn(again(carries), close(entries))
@@ -223,10 +221,7 @@ def _without_gradient(found: list[Tensor], back_prop: bool) -> list[Tensor]:
     return found
 
 
-def over(function: Callable[..., Any], *values: Any) -> Any:
-    """Return a container of the results of a function of the leaves of containers."""
-    close = containers.flatten(values[0])[1]
-    return close([function(*leaves) for leaves in zip(*map(leaves_of, values), strict=True)])
+over = containers.tree_map
 
 
 def leaves_of(value: Any) -> list[Any]:

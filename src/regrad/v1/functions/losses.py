@@ -5,22 +5,26 @@ As in TensorFlow, losses of predictions are computed in float32. If all weights 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import numpy as np
+
 import regrad as rg
-from regrad.core.dims import Shape, UnknownRank
 from regrad.core.tensor import TensorLike
 from regrad.errors import ArgumentError, GraphError, ShapeError, near
 from regrad.graph.deferred import deferrable
 from regrad.shapes.sizes import differ
+from regrad.v1.functions.math import add_n
 from regrad.v1.functions.nn import sparse_cross_entropy
-from regrad.v1.graph.conversion import build, constant, convert_to_tensor
-from regrad.v1.graph.graphs import GraphKeys, add_to_collection, current_graph, get_collection
+from regrad.v1.graph import forms
+from regrad.v1.graph.conversion import build, constant
+from regrad.v1.graph.graphs import GraphKeys, add_to_collection, get_collection
+from regrad.v1.graph.kinds import INEXACT, check_kinds
 from regrad.v1.graph.rows import row, written
 from regrad.v1.graph.tensors import Tensor
-from regrad.v1.graph.values import alike, floats
+from regrad.v1.graph.values import alike
 
 
 class Reduction:
@@ -90,48 +94,44 @@ def compute_weighted_loss(
     1.5
     """
     Reduction.validate(reduction)
-    with current_graph().name_scope(scope or "weighted_loss"):
-        return _reduce(convert_to_tensor(losses), weights, loss_collection, reduction)
-
-
-def _reduce(losses: Tensor, weights: Any, collection: Name, reduction: str) -> Tensor:
-    dtype = losses.dtype.base_dtype
-    weights = convert_to_tensor(weights, name="weights")
-    single, weights = (build("Cast", None, _as_float32, x) for x in (losses, weights))
-    _check_weights(weights._symbol.shape, single._symbol.shape)
-    weighted = build("Mul", "Mul", rg.multiply, single, weights)
-    loss = weighted
-    if reduction != Reduction.NONE:
-        loss = build("Sum", None, rg.sum, weighted)
-    if reduction not in (Reduction.NONE, Reduction.SUM):
-        count = build("Sum", "num_present", COUNTS[reduction], single, weights)
-        divisor = build("SelectV2", None, lambda n: rg.where(rg.equal(n, 0), 1, n), count)
-        loss = build("SelectV2", "value", _quotient, loss, count, divisor)
-    if dtype != loss.dtype:
-        loss = build("Cast", None, lambda x: rg.astype(x, dtype._dtype), loss)
-    add_loss(loss, collection)
+    with forms.scope(scope or "weighted_loss", losses, weights):
+        losses = forms.tensor(losses, like=weights)
+        weights = forms.tensor(weights, name="weights", like=losses)
+        single, weights = (build("Cast", None, _as_dtype, x) for x in (losses, weights))
+        _check_weights(weights, single)
+        loss = build("Mul", "Mul", rg.multiply, single, weights)
+        if reduction != Reduction.NONE:
+            loss = build("Sum", None, rg.sum, loss)
+        if reduction in COUNTS:
+            count = build("Sum", "num_present", COUNTS[reduction], single, weights)
+            divisor = build("SelectV2", None, lambda n: rg.where(rg.equal(n, 0), 1, n), count)
+            loss = build("SelectV2", "value", _quotient, loss, count, divisor)
+        loss = build("Cast", None, _as_dtype, loss, dtype=forms.dtype_of(losses))
+    add_loss(loss, loss_collection)
     return loss
+
+
+def _as_dtype(x: rg.Tensor, dtype: np.dtype = rg.float32) -> rg.Tensor:
+    return x if x.dtype == dtype else rg.astype(x, dtype)
 
 
 def _quotient(total: rg.Tensor, count: rg.Tensor, divisor: rg.Tensor) -> Any:
     return rg.where(rg.equal(count, 0), 0, total / divisor)
 
 
-def _as_float32(x: rg.Tensor) -> rg.Tensor:
-    return x if x.dtype == rg.float32 else rg.astype(x, rg.float32)
-
-
-def _check_weights(weights: Shape, losses: Shape) -> None:
-    if isinstance(weights, UnknownRank) or isinstance(losses, UnknownRank) or not weights:
+def _check_weights(weights: Any, losses: Any) -> None:
+    if not (rank := forms.rank_of(weights)) or forms.rank_of(losses) is None:
         return
-    pairs = zip(weights, losses, strict=False)
-    if len(weights) != len(losses) or any(differ(w, 1) and differ(w, n) for w, n in pairs):
+    sizes, expected = forms.shape_of(weights), forms.shape_of(losses)
+    pairs = zip(sizes, expected, strict=False)
+    if rank != len(expected) or any(differ(w, 1) and differ(w, n) for w, n in pairs):
         raise ShapeError(
-            f"weights can not be broadcast to values: the weights' shape is {weights}, the losses' "
-            f"{losses}. They are a number, or have as many axes as the losses, of their sizes or 1."
+            f"weights can not be broadcast to values: the weights' shape is {sizes}, the losses' "
+            f"{expected}; pass a number, or as many axes as the losses have, of their sizes or 1"
         )
 
 
+# The divisor of the sum, by the reduction.
 COUNTS: dict[str, Callable[..., rg.Tensor]] = {
     Reduction.MEAN: lambda losses, weights: rg.sum(rg.ones_like(losses) * weights),
     Reduction.SUM_OVER_BATCH_SIZE: lambda losses, weights: rg.sum(rg.ones_like(losses)),
@@ -145,7 +145,7 @@ COUNTS: dict[str, Callable[..., rg.Tensor]] = {
 
 
 def add_loss(loss: TensorLike, loss_collection: Name = LOSSES) -> None:
-    """Add a loss to a collection.
+    """Add a loss to a collection. As in TensorFlow, eager Tensors are not added.
 
     Args:
         loss: A tensor.
@@ -158,7 +158,7 @@ def add_loss(loss: TensorLike, loss_collection: Name = LOSSES) -> None:
     ...     print(len(tf.losses.get_losses()))
     1
     """
-    if loss_collection:
+    if loss_collection and not forms.is_eager(loss):
         add_to_collection(loss_collection, loss)
 
 
@@ -226,7 +226,7 @@ def get_regularization_loss(scope: Name = None, name: str = "total_regularizatio
     0.0
     """
     losses = get_regularization_losses(scope)
-    return _sum(losses, name) if losses else constant(0.0)
+    return add_n(losses, name) if losses else constant(0.0)
 
 
 def get_total_loss(
@@ -257,51 +257,61 @@ def get_total_loss(
         losses = [*losses, *get_regularization_losses(scope)]
     if not losses:
         raise GraphError("the graph has no losses; add one with tf.losses or tf.losses.add_loss")
-    return _sum(losses, name)
-
-
-def _sum(losses: Sequence[Tensor], name: str) -> Tensor:
-    if len(losses) == 1:
-        return build("Identity", name, rg.identity, losses[0])
-    return build("AddN", name, lambda *xs: rg.add_n(list(xs)), *losses)
+    return add_n(losses, name)
 
 
 # -- losses of predictions -----------------------------------------------------------------------
 
 
 def _compute(
-    scope: str, formula: Callable[..., rg.Tensor], labels: TensorLike, predictions: TensorLike,
-    *, weights: Any, loss_collection: Name, reduction: str = Reduction.SUM, **attrs: Any,
+    _: None, name: str, formula: Callable[..., rg.Tensor], *pair: TensorLike, weights: Any,
+    loss_collection: Name, reduction: str = Reduction.SUM, by_example: bool = False, **attrs: Any,
 ) -> Tensor:  # fmt: skip
-    """Compute an elementwise loss of two tensors in a scope, then weight and reduce it."""
-    if labels is None or predictions is None:
-        raise GraphError(f"{scope}: labels and predictions (or logits) must not be None.")
-    Reduction.validate(reduction)
-    with current_graph().name_scope(scope):
-        losses = build("", None, deferrable(formula), labels, predictions, **attrs)
-        return _reduce(losses, weights, loss_collection, reduction)
+    """Compute a loss of labels and predictions in a scope, then weight and reduce it."""
+    if any(x is None for x in pair):
+        raise GraphError(f"{name}: labels and predictions (or logits) must not be None.")
+    if forms.is_eager(*pair, weights):
+        pair, weights = tuple(map(rg.asarray, pair)), rg.asarray(weights)
+    with forms.scope(name, *pair, weights) as whole:
+        losses = build("", None, deferrable(formula), *pair, **attrs)
+        if by_example and not isinstance(weights, float):
+            weights = forms.tensor(weights, name="weights")
+            weights = build("", None, deferrable(_without_last_axes), weights, losses)
+        return compute_weighted_loss(losses, weights, whole, loss_collection, reduction)
 
 
-def _of_predictions(_: None, scope: str, loss: Callable[..., Any], *xs: Any, **options: Any) -> Any:
-    """Compute a regrad loss of labels and predictions as float32."""
+def _without_last_axes(weights: rg.Tensor, losses: rg.Tensor) -> rg.Tensor:
+    """Return the weights of examples without further axes, whose sizes are 1."""
+    extra = weights.ndim and range(losses.ndim, weights.ndim)
+    return rg.squeeze(weights, axis=tuple(extra)) if extra else weights
+
+
+def _of_pairs(loss: Callable[..., Any], dtype: np.dtype | None = rg.float32) -> Callable[..., Any]:
+    """Return a regrad loss as a function of pairs in a dtype, or in the dtype of the logits."""
 
     def formula(labels: rg.Tensor, predictions: rg.Tensor, **attrs: Any) -> rg.Tensor:
-        pair = alike(loss.__name__, labels, predictions)
-        return loss(*map(_as_float32, pair), None, "none", **attrs)
+        if attrs.get("axis", 0) is None:
+            raise GraphError("You must specify 'axis'.")
+        if dtype is None:
+            check_kinds("logits", INEXACT, predictions)
+        if loss is rg.losses.softmax_cross_entropy:
+            labels = rg.stop_gradient(labels)
+        pair = [_as_dtype(x, dtype or predictions.dtype) for x in (labels, predictions)]
+        return loss(*alike(loss.__name__, *pair), None, "none", **attrs)
 
-    if options.get("axis", 0) is None:
-        raise GraphError("You must specify 'axis'.")
-    return _compute(scope, formula, *xs, **options)
+    return formula
 
 
 def _options(scope=None, loss_collection=LOSSES, reduction=BY_NONZERO) -> None:
     """Declare the last parameters of most losses."""
 
 
-_loss = partial(row, "tf.losses", None, returns="Tensor")  # op type None: compositions
+# op type None: compositions
+_loss = partial(row, "tf.losses", None, call=_compute, then=_options, returns="Tensor")
+_loss_by_example = partial(_loss, call=partial(_compute, by_example=True))
 
 
-@_loss(rg.losses.absolute_difference, call=_of_predictions, then=_options)
+@_loss(_of_pairs(rg.losses.absolute_difference))
 def absolute_difference(labels, predictions, weights=1.0):
     """Return `abs(predictions - labels)`, weighted and reduced.
 
@@ -322,7 +332,7 @@ def absolute_difference(labels, predictions, weights=1.0):
     """
 
 
-@_loss(rg.losses.mean_squared_error, call=_of_predictions, then=_options)
+@_loss(_of_pairs(rg.losses.mean_squared_error))
 def mean_squared_error(labels, predictions, weights=1.0):
     """Return `(predictions - labels) ** 2`, weighted and reduced.
 
@@ -343,7 +353,7 @@ def mean_squared_error(labels, predictions, weights=1.0):
     """
 
 
-@_loss(rg.losses.huber_loss, call=_of_predictions, then=_options)
+@_loss(_of_pairs(rg.losses.huber_loss))
 def huber_loss(labels, predictions, weights=1.0, delta=1.0):
     """Return half the squared error, linear beyond an error of `delta`, weighted and reduced.
 
@@ -365,7 +375,7 @@ def huber_loss(labels, predictions, weights=1.0, delta=1.0):
     """
 
 
-@_loss(rg.losses.hinge_loss, call=_of_predictions, then=_options)
+@_loss(_of_pairs(rg.losses.hinge_loss))
 def hinge_loss(labels, logits, weights=1.0):
     """Return `relu(1 - s * logits)`, weighted and reduced. s is `2 * labels - 1`.
 
@@ -386,7 +396,7 @@ def hinge_loss(labels, logits, weights=1.0):
     """
 
 
-@_loss(rg.losses.log_loss, call=_of_predictions, then=_options)
+@_loss(_of_pairs(rg.losses.log_loss))
 def log_loss(labels, predictions, weights=1.0, epsilon=1e-7):
     """Return the cross entropy of labels and probabilities, weighted and reduced.
 
@@ -410,7 +420,7 @@ def log_loss(labels, predictions, weights=1.0, epsilon=1e-7):
     """
 
 
-@_loss(rg.losses.cosine_distance, call=_of_predictions, scope="cosine_distance_loss")
+@_loss(_of_pairs(rg.losses.cosine_distance), scope="cosine_distance_loss", then=None)
 def cosine_distance(
     labels, predictions, axis=None, weights=1.0, scope=None, loss_collection=LOSSES,
     reduction=BY_NONZERO, dim=None,
@@ -436,15 +446,7 @@ def cosine_distance(
     """
 
 
-def _of_examples(_: None, scope: str, formula: Callable[..., Any], *xs: Any, **options: Any) -> Any:
-    """Compute a loss of examples, whose weights may have more axes of size 1."""
-    with current_graph().name_scope(scope) as whole:
-        flat = lambda w: rg.reshape(w, (-1,)) if w.ndim else w  # noqa: E731
-        options["weights"] = build("", None, flat, options["weights"])
-        return _compute(whole, formula, *xs, **options)
-
-
-@_loss(call=_of_examples)
+@_loss_by_example(then=None)
 def mean_pairwise_squared_error(
     labels: Any, predictions: Any, weights=1.0, scope=None, loss_collection=LOSSES
 ):
@@ -477,25 +479,7 @@ def mean_pairwise_squared_error(
 # -- losses of logits ----------------------------------------------------------------------------
 
 
-def _of_logits(
-    _: None, scope: str, loss: Callable[..., Any], labels: TensorLike, logits: TensorLike,
-    **options: Any,
-) -> Tensor:  # fmt: skip
-    """Compute a regrad loss of logits, with the labels cast to the dtype of the logits."""
-
-    def formula(labels: rg.Tensor, logits: rg.Tensor, **attrs: Any) -> rg.Tensor:
-        labels = labels if labels.dtype == logits.dtype else rg.astype(labels, logits.dtype)
-        return loss(*alike(loss.__name__, labels, logits), None, "none", **attrs)
-
-    if loss is rg.losses.softmax_cross_entropy:
-        labels = build("StopGradient", None, rg.stop_gradient, labels)
-    return _compute(scope, formula, labels, *floats("logits", logits), **options)
-
-
-_loss_of_logits = partial(_loss, call=_of_logits, then=_options)
-
-
-@_loss_of_logits(rg.losses.sigmoid_cross_entropy, scope="sigmoid_cross_entropy_loss")
+@_loss(_of_pairs(rg.losses.sigmoid_cross_entropy, None), scope="sigmoid_cross_entropy_loss")
 def sigmoid_cross_entropy(multi_class_labels, logits, weights=1.0, label_smoothing=0):
     """Return the cross entropy of probabilities and `sigmoid(logits)`, weighted and reduced.
 
@@ -516,7 +500,7 @@ def sigmoid_cross_entropy(multi_class_labels, logits, weights=1.0, label_smoothi
     """
 
 
-@_loss_of_logits(rg.losses.softmax_cross_entropy, scope="softmax_cross_entropy_loss")
+@_loss(_of_pairs(rg.losses.softmax_cross_entropy, None), scope="softmax_cross_entropy_loss")
 def softmax_cross_entropy(onehot_labels, logits, weights=1.0, label_smoothing=0):
     """Return the cross entropy of distributions and `softmax(logits)`, weighted and reduced.
 
@@ -539,20 +523,7 @@ def softmax_cross_entropy(onehot_labels, logits, weights=1.0, label_smoothing=0)
     """
 
 
-def _of_classes(
-    _: None, scope: str, loss: Callable[..., Any], labels: TensorLike, logits: TensorLike,
-    weights: Any, **options: Any,
-) -> Tensor:  # fmt: skip
-    (scores,) = floats("logits", logits)
-    examples = scores.shape.ndims
-    if examples is not None:
-        weights = convert_to_tensor(weights)
-        if weights.shape.ndims == examples:
-            weights = build("Squeeze", None, rg.squeeze, weights, axis=-1)
-    return _compute(scope, loss, labels, scores, weights=weights, **options)
-
-
-@_loss(call=_of_classes, then=_options, scope="sparse_softmax_cross_entropy_loss")
+@_loss_by_example(scope="sparse_softmax_cross_entropy_loss")
 def sparse_softmax_cross_entropy(labels: rg.Tensor, logits: rg.Tensor, weights=1.0):
     """Return the cross entropy of classes and `softmax(logits)`, weighted and reduced.
 
@@ -573,6 +544,7 @@ def sparse_softmax_cross_entropy(labels: rg.Tensor, logits: rg.Tensor, weights=1
     ...     print(sess.run(tf.losses.sparse_softmax_cross_entropy([1], [[5.0, 5.0]])))
     0.6931472
     """
+    check_kinds("logits", INEXACT, logits)
     if labels.dtype.kind not in "iu":
         raise ArgumentError(f"labels must be class indices (integers), got {labels.dtype}")
     column = labels.ndim == logits.ndim

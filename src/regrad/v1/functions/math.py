@@ -14,24 +14,17 @@ import numpy as np
 
 import regrad as rg
 from regrad.core.op import TensorLike
-from regrad.core.tensor import Tensor
 from regrad.errors import GraphError, ShapeError, UnknownShapeError
 from regrad.graph.deferred import deferrable
 from regrad.v1 import dtypes
 from regrad.v1.graph.conversion import build, same_dtype
 from regrad.v1.graph.forms import dtype_of, is_eager, one_op, rank_of, scope, tensor
 from regrad.v1.graph.kinds import ANY, BOOLS, FLOATS, INEXACT, NUMBERS, REALS, check_kinds
-from regrad.v1.graph.rows import define, listed, row, written
+from regrad.v1.graph.rows import define, elementwise, listed, row, written
 from regrad.v1.graph.tensors import is_tensor
 from regrad.v1.graph.values import whole_divisor
 
-# Arrays that several examples use.
-SPECIAL = "[1.0, float('nan'), float('inf')]"
-PAIR = "[7.0, -3.0]", "[2.0, 2.0]"
-INTS = "[1, 2]", "[1, 3]"
-BITS = "[True, True]", "[True, False]"
-
-# -- one tensor ------------------------------------------------------------------------------------
+# -- functions of regrad --------------------------------------------------------------------------
 
 
 @row("tf", "Abs", rg.abs, NUMBERS)
@@ -48,83 +41,22 @@ def abs(x):
     """
 
 
-negative = define("tf.negative(x)", "Neg", rg.negative, NUMBERS, "[-2.0, 3.0]", "[ 2., -3.]")
-sign = define("tf.sign(x)", "Sign", rg.sign, NUMBERS, "[-2.0, 3.0]", "[-1.,  1.]")
-square = define("tf.square(x)", "Square", rg.square, NUMBERS, "[-2.0, 3.0]", "[4., 9.]")
-round = define("tf.round(x)", "Round", rg.round, REALS, "[-1.5, 2.5, 0.7]", "[-2.,  2.,  1.]")
-sqrt = define("tf.sqrt(x)", "Sqrt", rg.sqrt, INEXACT, "[4.0, 16.0]", "[2., 4.]")
-rsqrt = define("tf.rsqrt(x)", "Rsqrt", rg.rsqrt, INEXACT, "[4.0, 16.0]", "[0.5 , 0.25]")
-
-
-@row("tf", "Reciprocal", rg.reciprocal, INEXACT)
-def reciprocal(x):
-    """Return `1 / x`.
-
-    >>> import regrad as rg
-    >>> import regrad.v1 as tf
-    >>> tf.reciprocal(rg.asarray([4.0, 16.0]))
-    Tensor([0.25  , 0.0625], dtype=float32)
-    """
-
-
-exp = define("tf.exp(x)", "Exp", rg.exp, INEXACT, "[0.0, 0.5]", "[1.       , 1.6487212]")
-expm1 = define("tf.expm1(x)", "Expm1", rg.expm1, INEXACT, "[0.0, 0.5]", "[0.       , 0.6487213]")
-log = define("tf.log(x)", "Log", rg.log, INEXACT, "[1.0, 2.0]", "[0.       , 0.6931472]")
-log1p = define("tf.log1p(x)", "Log1p", rg.log1p, INEXACT, "[0.0, 1.0]", "[0.       , 0.6931472]")
-sin = define("tf.sin(x)", "Sin", rg.sin, INEXACT, "[0.0, 0.5]", "[0.        , 0.47942555]")
-cos = define("tf.cos(x)", "Cos", rg.cos, INEXACT, "[0.0, 0.5]", "[1.        , 0.87758255]")
-tan = define("tf.tan(x)", "Tan", rg.tan, INEXACT, "[0.0, 0.5]", "[0.       , 0.5463025]")
-asin = define("tf.asin(x)", "Asin", rg.asin, INEXACT, "[0.0, 0.5]", "[0.       , 0.5235988]")
-acos = define("tf.acos(x)", "Acos", rg.acos, INEXACT, "[0.0, 0.5]", "[1.5707964, 1.0471976]")
-atan = define("tf.atan(x)", "Atan", rg.atan, INEXACT, "[0.0, 0.5]", "[0.       , 0.4636476]")
-sinh = define("tf.sinh(x)", "Sinh", rg.sinh, INEXACT, "[0.0, 0.5]", "[0.       , 0.5210953]")
-cosh = define("tf.cosh(x)", "Cosh", rg.cosh, INEXACT, "[0.0, 0.5]", "[1.       , 1.1276261]")
-tanh = define("tf.tanh(x)", "Tanh", rg.tanh, INEXACT, "[0.0, 0.5]", "[0.       , 0.4621172]")
-asinh = define("tf.asinh(x)", "Asinh", rg.asinh, INEXACT, "[0.0, 0.5]", "[0.       , 0.4812118]")
-acosh = define("tf.acosh(x)", "Acosh", rg.acosh, INEXACT, "[1.0, 2.0]", "[0.      , 1.316958]")
-atanh = define("tf.atanh(x)", "Atanh", rg.atanh, INEXACT, "[0.0, 0.5]", "[0.        , 0.54930615]")
-
-
-@row("tf", "Sigmoid", rg.nn.sigmoid, INEXACT)
-def sigmoid(x):
-    """Return `1 / (1 + exp(-x))`.
-
-    >>> import regrad as rg
-    >>> import regrad.v1 as tf
-    >>> tf.sigmoid(rg.asarray([0.0, 0.5]))
-    Tensor([0.5       , 0.62245935], dtype=float32)
-    """
-
-
-@row("tf", "LogSigmoid", rg.nn.log_sigmoid, FLOATS)
-def log_sigmoid(x):
-    """Return `log(sigmoid(x))`, without overflow.
-
-    >>> import regrad as rg
-    >>> import regrad.v1 as tf
-    >>> tf.log_sigmoid(rg.asarray([0.0, 0.5]))
-    Tensor([-0.6931472, -0.474077 ], dtype=float32)
-    """
-
-
-erf = define("tf.erf(x)", "Erf", rg.erf, FLOATS, "[0.0, 0.5]", "[0.       , 0.5204999]")
-erfc = define("tf.erfc(x)", "Erfc", rg.erfc, FLOATS, "[0.0, 0.5]", "[1.        , 0.47950011]")
-lgamma = define("tf.lgamma(x)", "Lgamma", rg.lgamma, FLOATS, "[1.0, 2.0]", "[0., 0.]")
-
-
-@row("tf", "Digamma", rg.digamma, FLOATS)
-def digamma(x):
-    """Return the derivative of `lgamma`.
-
-    >>> import regrad as rg
-    >>> import regrad.v1 as tf
-    >>> tf.digamma(rg.asarray([1.0, 2.0]))
-    Tensor([-0.5772157 ,  0.42278433], dtype=float32)
-    """
-
-
-ceil = define("tf.ceil(x)", "Ceil", rg.ceil, FLOATS, "[-1.5, 2.5, 0.7]", "[-1.,  3.,  1.]")
-floor = define("tf.floor(x)", "Floor", rg.floor, FLOATS, "[-1.5, 2.5, 0.7]", "[-2.,  2.,  0.]")
+negative, sign, square = elementwise(NUMBERS, rg.negative, rg.sign, rg.square)
+sqrt, rsqrt, reciprocal, exp, expm1, log, log1p = elementwise(
+    INEXACT, rg.sqrt, rg.rsqrt, rg.reciprocal, rg.exp, rg.expm1, rg.log, rg.log1p
+)
+sin, cos, tan, asin, acos, atan = elementwise(
+    INEXACT, rg.sin, rg.cos, rg.tan, rg.asin, rg.acos, rg.atan
+)
+sinh, cosh, tanh, asinh, acosh, atanh = elementwise(
+    INEXACT, rg.sinh, rg.cosh, rg.tanh, rg.asinh, rg.acosh, rg.atanh
+)
+sigmoid, realdiv = elementwise(INEXACT, rg.nn.sigmoid, realdiv=rg.divide)
+log_sigmoid, erf, erfc, lgamma, digamma = elementwise(
+    FLOATS, rg.nn.log_sigmoid, rg.erf, rg.erfc, rg.lgamma, rg.digamma
+)
+ceil, floor = elementwise(FLOATS, rg.ceil, rg.floor)
+round, maximum, minimum = elementwise(REALS, rg.round, rg.maximum, rg.minimum)
 
 
 @row("tf", "Round", rg.round, FLOATS, scope="Rint")
@@ -138,48 +70,45 @@ def rint(x):
     """
 
 
-is_nan = define("tf.is_nan(x)", "IsNan", rg.isnan, FLOATS, SPECIAL, "[False,  True, False]")
-is_inf = define("tf.is_inf(x)", "IsInf", rg.isinf, FLOATS, SPECIAL, "[False, False,  True]")
+is_nan, is_inf, is_finite = elementwise(
+    FLOATS, is_nan=rg.isnan, is_inf=rg.isinf, is_finite=rg.isfinite
+)
+
+add, subtract, multiply, pow, squared_difference = elementwise(
+    NUMBERS, rg.add, rg.subtract, rg.multiply, rg.pow, rg.squared_difference
+)
+(atan2,) = elementwise(FLOATS, rg.atan2, names="y x")
+equal, not_equal = elementwise(ANY, rg.equal, rg.not_equal)
+less, less_equal, greater, greater_equal = elementwise(
+    REALS, rg.less, rg.less_equal, rg.greater, rg.greater_equal
+)
+logical_not, logical_and, logical_or, logical_xor = elementwise(
+    BOOLS, rg.logical_not, rg.logical_and, rg.logical_or, rg.logical_xor
+)
 
 
-@row("tf", "IsFinite", rg.isfinite, FLOATS)
-def is_finite(x):
-    """Return True where x is neither infinite nor NaN.
+@row("tf", "FloorDiv", kinds=REALS)
+def floor_div(x, y):
+    """Return `x // y`, rounded down. An integer y must not be 0. The gradient is 0.
 
     >>> import regrad as rg
     >>> import regrad.v1 as tf
-    >>> tf.is_finite(rg.asarray([1.0, float('nan'), float('inf')]))
-    Tensor([ True, False, False], dtype=bool)
+    >>> tf.floor_div(rg.asarray([7.0, -3.0]), rg.asarray([2.0, 2.0]))
+    Tensor([ 3., -2.], dtype=float32)
     """
-
-
-@row("tf", "LogicalNot", rg.logical_not, BOOLS)
-def logical_not(x):
-    """Return True where x is 0 or False.
-
-    >>> import regrad as rg
-    >>> import regrad.v1 as tf
-    >>> tf.logical_not(rg.asarray([True, False]))
-    Tensor([False,  True], dtype=bool)
-    """
-
-
-# -- two tensors -----------------------------------------------------------------------------------
-
-add = define("tf.add(x, y)", "AddV2", rg.add, NUMBERS, *PAIR, "[ 9., -1.]", scope="Add")
-subtract = define("tf.subtract(x, y)", "Sub", rg.subtract, NUMBERS, *PAIR, "[ 5., -5.]")
-multiply = define("tf.multiply(x, y)", "Mul", rg.multiply, NUMBERS, *PAIR, "[14., -6.]")
-realdiv = define("tf.realdiv(x, y)", "RealDiv", rg.divide, INEXACT, *PAIR, "[ 3.5, -1.5]")
-
-
-def _floor_divide(x: Tensor, y: Tensor) -> Tensor:
-    """Return `x // y`, rounded down. An integer y must not be 0. The gradient is 0."""
     return rg.floor_divide(x, whole_divisor("FloorDiv", y))
 
 
-FLOOR = "FloorDiv", _floor_divide, REALS, *PAIR, "[ 3., -2.]"
-floor_div = define("tf.floor_div(x, y)", *FLOOR)
-floordiv = define("tf.floordiv(x, y)", *FLOOR, scope="floordiv")
+@row("tf", "FloorDiv", kinds=REALS, scope="floordiv")
+def floordiv(x, y):
+    """Return `x // y`, rounded down. An integer y must not be 0. The gradient is 0.
+
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> tf.floordiv(rg.asarray([7.0, -3.0]), rg.asarray([2.0, 2.0]))
+    Tensor([ 3., -2.], dtype=float32)
+    """
+    return rg.floor_divide(x, whole_divisor("floordiv", y))
 
 
 @row("tf", "FloorMod", lambda a, b: rg.remainder(a, whole_divisor("floormod", b)), REALS)
@@ -194,83 +123,6 @@ def floormod(x, y):
 
 
 mod = floormod
-pow = define("tf.pow(x, y)", "Pow", rg.pow, NUMBERS, *PAIR, "[49.,  9.]")
-maximum = define("tf.maximum(x, y)", "Maximum", rg.maximum, REALS, *PAIR, "[7., 2.]")
-minimum = define("tf.minimum(x, y)", "Minimum", rg.minimum, REALS, *PAIR, "[ 2., -3.]")
-
-
-@row("tf", "SquaredDifference", rg.squared_difference, NUMBERS)
-def squared_difference(x, y):
-    """Return `(x - y)²`.
-
-    >>> import regrad as rg
-    >>> import regrad.v1 as tf
-    >>> tf.squared_difference(rg.asarray([7.0, -3.0]), rg.asarray([2.0, 2.0]))
-    Tensor([25., 25.], dtype=float32)
-    """
-
-
-equal = define("tf.equal(x, y)", "Equal", rg.equal, ANY, *INTS, "[ True, False]")
-not_equal = define("tf.not_equal(x, y)", "NotEqual", rg.not_equal, ANY, *INTS, "[False,  True]")
-less = define("tf.less(x, y)", "Less", rg.less, REALS, *PAIR, "[False,  True]")
-
-
-@row("tf", "LessEqual", rg.less_equal, REALS)
-def less_equal(x, y):
-    """Return True where `x <= y`.
-
-    >>> import regrad as rg
-    >>> import regrad.v1 as tf
-    >>> tf.less_equal(rg.asarray([1, 2]), rg.asarray([1, 3]))
-    Tensor([ True,  True], dtype=bool)
-    """
-
-
-greater = define("tf.greater(x, y)", "Greater", rg.greater, REALS, *PAIR, "[ True, False]")
-
-
-@row("tf", "GreaterEqual", rg.greater_equal, REALS)
-def greater_equal(x, y):
-    """Return True where `x >= y`.
-
-    >>> import regrad as rg
-    >>> import regrad.v1 as tf
-    >>> tf.greater_equal(rg.asarray([1, 2]), rg.asarray([1, 3]))
-    Tensor([ True, False], dtype=bool)
-    """
-
-
-@row("tf", "LogicalAnd", rg.logical_and, BOOLS)
-def logical_and(x, y):
-    """Return True where x and y are both true (not 0).
-
-    >>> import regrad as rg
-    >>> import regrad.v1 as tf
-    >>> tf.logical_and(rg.asarray([True, True]), rg.asarray([True, False]))
-    Tensor([ True, False], dtype=bool)
-    """
-
-
-@row("tf", "LogicalOr", rg.logical_or, BOOLS)
-def logical_or(x, y):
-    """Return True where x or y or both are true (not 0).
-
-    >>> import regrad as rg
-    >>> import regrad.v1 as tf
-    >>> tf.logical_or(rg.asarray([True, True]), rg.asarray([True, False]))
-    Tensor([ True,  True], dtype=bool)
-    """
-
-
-@row("tf", "LogicalXor", rg.logical_xor, BOOLS)
-def logical_xor(x, y):
-    """Return True where exactly one of x and y is true (not 0).
-
-    >>> import regrad as rg
-    >>> import regrad.v1 as tf
-    >>> tf.logical_xor(rg.asarray([True, True]), rg.asarray([True, False]))
-    Tensor([False,  True], dtype=bool)
-    """
 
 
 @row("tf.math", "Xlogy", rg.xlogy, INEXACT)
@@ -295,50 +147,20 @@ def xdivy(x, y):
     """
 
 
-@row("tf", "Atan2", rg.atan2, FLOATS)
-def atan2(y, x):
-    """Return the angle of the point (x, y), in radians, in (-π, π].
-
-    >>> import regrad as rg
-    >>> import regrad.v1 as tf
-    >>> tf.atan2(rg.asarray([1.0, -1.0]), rg.asarray([1.0, 0.0]))
-    Tensor([ 0.7853981, -1.5707964], dtype=float32)
-    """
-
-
-# The dtypes to which `truediv` casts integers, by their size in bytes.
-QUOTIENTS = {1: dtypes.float32, 2: dtypes.float32, 4: dtypes.float64, 8: dtypes.float64}
-
-
-def truediv(x: TensorLike, y: TensorLike, name: str | None = None) -> Any:
+@row("tf", "RealDiv", kinds=NUMBERS, scope="truediv")
+def truediv(x, y):
     """Return `x / y`. Integers of 8 and 16 bits are cast to float32 first, others to float64.
 
-    Args:
-        x, y: Tensors, arrays or numbers of one dtype. Shapes broadcast.
-        name: The name of the op in the graph, by default 'truediv'.
-
-    Returns:
-        A tensor of the shape to which the arguments broadcast; an eager Tensor if they are eager.
-
-    Raises:
-        DTypeError: in graph mode, an argument is not numeric, or the dtypes differ.
-        ShapeError: the shapes do not broadcast.
-
-    Source: `tf.truediv`.
+    (Eager integers are divided as `regrad.divide` does.)
 
     >>> import regrad.v1 as tf
     >>> tf.truediv(tf.constant([1, 2]), 4).dtype
     tf.float64
     """
-    if is_eager(x, y):
-        return rg.divide(x, y)
-    with scope(name or "truediv") as whole:
-        x, y = same_dtype("truediv", x, y)
-        check_kinds("truediv", NUMBERS, x, y)
-        if dtype_of(x).kind in "iu":
-            quotient = QUOTIENTS[dtype_of(x).itemsize]
-            x, y = cast(x, quotient), cast(y, quotient)
-        return build("RealDiv", whole, rg.divide, x, y)
+    if not is_eager(x, y) and x.dtype.kind in "iu":
+        quotient = np.float32 if x.dtype.itemsize < 4 else np.float64
+        x, y = rg.astype(x, quotient), rg.astype(y, quotient)
+    return rg.divide(x, y)
 
 
 divide = truediv
@@ -384,7 +206,7 @@ def div_no_nan(x: rg.Tensor, y: rg.Tensor) -> rg.Tensor:
     >>> tf.div_no_nan(rg.asarray([7.0, -3.0]), rg.asarray([2.0, 0.0]))
     Tensor([3.5, 0. ], dtype=float32)
     """
-    zero = y == 0
+    zero = rg.equal(y, 0)  # (y may be a list beside an eager x)
     return rg.where(zero, 0, x / rg.where(zero, 1, y))
 
 
@@ -464,8 +286,7 @@ def add_n(inputs: Sequence[TensorLike], name: str | None = None) -> Any:
     if len(inputs) == 1:
         x = tensor(inputs[0])
         return one_op("Identity", name, rg.identity, x) if name else x
-    total = lambda *xs: rg.add_n(xs)  # noqa: E731
-    return one_op("AddN", name, total, *inputs, kinds=NUMBERS)
+    return one_op("AddN", name, lambda *xs: rg.add_n(xs), *inputs, kinds=NUMBERS)
 
 
 @written("tf")
@@ -533,8 +354,7 @@ def where(condition, x=None, y: Any = None, name=None):
     if (x is None) != (y is None):
         raise GraphError("x and y must both be non-None or both be None.")
     if x is None:
-        places = rg.find_op("Where").function
-        return one_op("Where", name, places, condition)
+        return one_op("Where", name, rg.find_op("Where").function, condition)
     if is_eager(condition, x, y):
         return _select(condition, x, y)
     with scope(name or "Select") as whole:
@@ -543,7 +363,7 @@ def where(condition, x=None, y: Any = None, name=None):
         return build("SelectV2", whole, _select, condition, x, y)
 
 
-def _select(condition: Tensor, x: Tensor, y: Tensor) -> Any:
+def _select(condition: rg.Tensor, x: rg.Tensor, y: rg.Tensor) -> Any:
     try:
         condition = _for_rows(condition, x, y)
     except UnknownShapeError:  # the ranks are read in the run, which needs no gradient
@@ -552,7 +372,7 @@ def _select(condition: Tensor, x: Tensor, y: Tensor) -> Any:
     return rg.where(condition, x, y)
 
 
-def _for_rows(condition: Tensor, x: Tensor, y: Tensor) -> Tensor:
+def _for_rows(condition: rg.Tensor, x: rg.Tensor, y: rg.Tensor) -> rg.Tensor:
     """Return the condition. A condition of rank 1 gets the missing axes of x and y."""
     if np.ndim(condition) == 1 and (rank := max(np.ndim(x), np.ndim(y))) > 1:
         return rg.expand_dims(condition, tuple(range(1, rank)))
@@ -587,11 +407,7 @@ def cast(x: TensorLike, dtype: dtypes.DTypeLike, name: str | None = None) -> Any
     target = dtypes.to_numpy(dtype)
     if is_tensor(x) and dtype_of(x) == target:
         return tensor(x)
-    return one_op("Cast", name, _astype, x, dtype=target)
-
-
-def _astype(x: rg.Tensor, dtype: np.dtype) -> rg.Tensor:
-    return rg.astype(x, dtype)  # passes the dtype by position
+    return one_op("Cast", name, lambda x: rg.astype(x, target), x)
 
 
 def _caster(name: str, dtype: dtypes.DType) -> Callable[..., Any]:
@@ -599,7 +415,7 @@ def _caster(name: str, dtype: dtypes.DType) -> Callable[..., Any]:
     doc = f"Return x as {dtype.name}.\n\nReturns:\n    A tensor of x's shape."
     result = repr(rg.asarray(np.asarray([1, 0], dtypes.to_numpy(dtype))))
     call = partial(_cast_to, dtype)
-    return define(declaration, "Cast", _astype, ANY, "[True, False]", result, doc=doc, call=call)
+    return define(declaration, "Cast", rg.astype, ANY, "[True, False]", result, doc=doc, call=call)
 
 
 def _cast_to(dtype: dtypes.DType, op_type: str, name: str, function: Any, x: TensorLike) -> Any:
@@ -730,4 +546,4 @@ def complex(real: rg.Tensor, imag: rg.Tensor) -> rg.Tensor:
 
 
 angle = define("tf.angle(input)", None, _angle, INEXACT, "[2.0j]", "[1.5707964]", scope="Angle")
-__all__ = listed(__name__, "div divide mod saturate_cast scalar_mul truediv")
+__all__ = listed(__name__, "div divide mod saturate_cast scalar_mul")

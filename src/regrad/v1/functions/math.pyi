@@ -16,16 +16,15 @@ def sign(x: TensorLike, name: str | None = None) -> Any:
 def square(x: TensorLike, name: str | None = None) -> Any:
     """Return `x * x`."""
 
-def round(x: TensorLike, name: str | None = None) -> Any:
-    """Return the nearest integer; ties go to the even one."""
-
 def sqrt(x: TensorLike, name: str | None = None) -> Any:
     """Return the square root; NaN for negative real x. The gradient at 0 is infinite."""
 
 def rsqrt(x: TensorLike, name: str | None = None) -> Any:
     """Return `1 / sqrt(x)`."""
 
-def reciprocal(x: TensorLike, name: str | None = None) -> Any: ...
+def reciprocal(x: TensorLike, name: str | None = None) -> Any:
+    """Return `1 / x`."""
+
 def exp(x: TensorLike, name: str | None = None) -> Any:
     """Return e to the power x."""
 
@@ -74,8 +73,15 @@ def acosh(x: TensorLike, name: str | None = None) -> Any:
 def atanh(x: TensorLike, name: str | None = None) -> Any:
     """Return the inverse hyperbolic tangent; NaN for real x outside [-1, 1]."""
 
-def sigmoid(x: TensorLike, name: str | None = None) -> Any: ...
-def log_sigmoid(x: TensorLike, name: str | None = None) -> Any: ...
+def sigmoid(x: TensorLike, name: str | None = None) -> Any:
+    """Return `1 / (1 + exp(-x))`."""
+
+def realdiv(x: TensorLike, y: TensorLike, name: str | None = None) -> Any:
+    """Return `x / y`."""
+
+def log_sigmoid(x: TensorLike, name: str | None = None) -> Any:
+    """Return `log(sigmoid(x))`, without overflow."""
+
 def erf(x: TensorLike, name: str | None = None) -> Any:
     """Return the error function, `2 / sqrt(π)` times the integral of `exp(-t²)` from 0 to x."""
 
@@ -85,12 +91,23 @@ def erfc(x: TensorLike, name: str | None = None) -> Any:
 def lgamma(x: TensorLike, name: str | None = None) -> Any:
     """Return the logarithm of the absolute value of the gamma function."""
 
-def digamma(x: TensorLike, name: str | None = None) -> Any: ...
+def digamma(x: TensorLike, name: str | None = None) -> Any:
+    """Return the derivative of `lgamma`."""
+
 def ceil(x: TensorLike, name: str | None = None) -> Any:
     """Return the smallest integer that is not less than x. The gradient is 0."""
 
 def floor(x: TensorLike, name: str | None = None) -> Any:
     """Return the largest integer that is not greater than x. The gradient is 0."""
+
+def round(x: TensorLike, name: str | None = None) -> Any:
+    """Return the nearest integer; ties go to the even one."""
+
+def maximum(x: TensorLike, y: TensorLike, name: str | None = None) -> Any:
+    """Return the larger of x and y. Where they are equal, the gradient goes to x."""
+
+def minimum(x: TensorLike, y: TensorLike, name: str | None = None) -> Any:
+    """Return the smaller of x and y. Where they are equal, the gradient goes to x."""
 
 def rint(x: TensorLike, name: str | None = None) -> Any: ...
 def is_nan(x: TensorLike, name: str | None = None) -> Any:
@@ -99,58 +116,63 @@ def is_nan(x: TensorLike, name: str | None = None) -> Any:
 def is_inf(x: TensorLike, name: str | None = None) -> Any:
     """Return True where x is infinite, of either sign."""
 
-def is_finite(x: TensorLike, name: str | None = None) -> Any: ...
-def logical_not(x: TensorLike, name: str | None = None) -> Any: ...
+def is_finite(x: TensorLike, name: str | None = None) -> Any:
+    """Return True where x is neither infinite nor NaN."""
+
 def add(x: TensorLike, y: TensorLike, name: str | None = None) -> Any:
-    """Return `a + b`."""
+    """Return `x + y`."""
 
 def subtract(x: TensorLike, y: TensorLike, name: str | None = None) -> Any:
-    """Return `a - b`."""
+    """Return `x - y`."""
 
 def multiply(x: TensorLike, y: TensorLike, name: str | None = None) -> Any:
-    """Return `a * b`."""
+    """Return `x * y`."""
 
-def realdiv(x: TensorLike, y: TensorLike, name: str | None = None) -> Any:
-    """Return `a / b`."""
-
-def floor_div(x: TensorLike, y: TensorLike, name: str | None = None) -> Any:
-    """Return `x // y`, rounded down. An integer y must not be 0. The gradient is 0."""
-
-def floordiv(x: TensorLike, y: TensorLike, name: str | None = None) -> Any:
-    """Return `x // y`, rounded down. An integer y must not be 0. The gradient is 0."""
-
-def floormod(x: TensorLike, y: TensorLike, name: str | None = None) -> Any: ...
-def mod(x: TensorLike, y: TensorLike, name: str | None = None) -> Any: ...
 def pow(x: TensorLike, y: TensorLike, name: str | None = None) -> Any:
-    """Return a to the power b. The gradient of b is 0 where a <= 0."""
+    """Return x to the power y. The gradient of y is 0 where x <= 0."""
 
-def maximum(x: TensorLike, y: TensorLike, name: str | None = None) -> Any:
-    """Return the larger of a and b. Where they are equal, the gradient goes to a."""
+def squared_difference(x: TensorLike, y: TensorLike, name: str | None = None) -> Any:
+    """Return `(x - y)²`."""
 
-def minimum(x: TensorLike, y: TensorLike, name: str | None = None) -> Any:
-    """Return the smaller of a and b. Where they are equal, the gradient goes to a."""
+def atan2(y: TensorLike, x: TensorLike, name: str | None = None) -> Any:
+    """Return the angle of the point (x, y) in radians, in (-π, π]."""
 
-def squared_difference(x: TensorLike, y: TensorLike, name: str | None = None) -> Any: ...
 def equal(x: TensorLike, y: TensorLike, name: str | None = None) -> Any:
-    """Return True where `a == b`."""
+    """Return True where `x == y`."""
 
 def not_equal(x: TensorLike, y: TensorLike, name: str | None = None) -> Any:
-    """Return True where `a != b`."""
+    """Return True where `x != y`."""
 
 def less(x: TensorLike, y: TensorLike, name: str | None = None) -> Any:
-    """Return True where `a < b`."""
+    """Return True where `x < y`."""
 
-def less_equal(x: TensorLike, y: TensorLike, name: str | None = None) -> Any: ...
+def less_equal(x: TensorLike, y: TensorLike, name: str | None = None) -> Any:
+    """Return True where `x <= y`."""
+
 def greater(x: TensorLike, y: TensorLike, name: str | None = None) -> Any:
-    """Return True where `a > b`."""
+    """Return True where `x > y`."""
 
-def greater_equal(x: TensorLike, y: TensorLike, name: str | None = None) -> Any: ...
-def logical_and(x: TensorLike, y: TensorLike, name: str | None = None) -> Any: ...
-def logical_or(x: TensorLike, y: TensorLike, name: str | None = None) -> Any: ...
-def logical_xor(x: TensorLike, y: TensorLike, name: str | None = None) -> Any: ...
+def greater_equal(x: TensorLike, y: TensorLike, name: str | None = None) -> Any:
+    """Return True where `x >= y`."""
+
+def logical_not(x: TensorLike, name: str | None = None) -> Any:
+    """Return True where x is 0 or False."""
+
+def logical_and(x: TensorLike, y: TensorLike, name: str | None = None) -> Any:
+    """Return True where x and y are both true (not 0)."""
+
+def logical_or(x: TensorLike, y: TensorLike, name: str | None = None) -> Any:
+    """Return True where x or y or both are true (not 0)."""
+
+def logical_xor(x: TensorLike, y: TensorLike, name: str | None = None) -> Any:
+    """Return True where exactly one of x and y is true (not 0)."""
+
+def floor_div(x: TensorLike, y: TensorLike, name: str | None = None) -> Any: ...
+def floordiv(x: TensorLike, y: TensorLike, name: str | None = None) -> Any: ...
+def floormod(x: TensorLike, y: TensorLike, name: str | None = None) -> Any: ...
+def mod(x: TensorLike, y: TensorLike, name: str | None = None) -> Any: ...
 def xlogy(x: TensorLike, y: TensorLike, name: str | None = None) -> Any: ...
 def xdivy(x: TensorLike, y: TensorLike, name: str | None = None) -> Any: ...
-def atan2(y: TensorLike, x: TensorLike, name: str | None = None) -> Any: ...
 def truediv(x: TensorLike, y: TensorLike, name: str | None = None) -> Any: ...
 def divide(x: TensorLike, y: TensorLike, name: str | None = None) -> Any: ...
 def div(x: TensorLike, y: TensorLike, name: str | None = None) -> Any: ...

@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import regrad as rg
-from regrad.core.dims import UnknownRank
 from regrad.core.op import TensorLike, op
 from regrad.core.registry import gradient
 from regrad.errors import ArgumentError, GraphError, ShapeError
@@ -27,70 +26,18 @@ from regrad.v1.functions.math import tanh as tanh
 from regrad.v1.graph.conversion import as_sizes, build, convert_to_tensor, static_value
 from regrad.v1.graph.forms import axes_of, one_op, renamed, scope, shape_of, tensor
 from regrad.v1.graph.graphs import current_graph
-from regrad.v1.graph.kinds import ANY, FLOATS, INEXACT, REALS
-from regrad.v1.graph.rows import TENSOR, define, listed, row, written
+from regrad.v1.graph.kinds import ANY, FLOATS, INEXACT, REALS, check_kinds
+from regrad.v1.graph.rows import TENSOR, define, elementwise, listed, row, written
 from regrad.v1.graph.tensors import is_tensor
 from regrad.v1.graph.values import alike, constant_value, ensure, floats, indices_from_zero, of_rank
 
 # -- activations ---------------------------------------------------------------------------------
 
-relu = define("tf.nn.relu(features)", "Relu", rg.nn.relu, REALS, "[-1.0, 2.0]", "[0., 2.]")
-relu6 = define("tf.nn.relu6(features)", "Relu6", rg.nn.relu6, REALS, "[-1.0, 2.0]", "[0., 2.]")
-
-
-@row("tf.nn", "Elu", rg.nn.elu, FLOATS)
-def elu(features):
-    """Return x where x > 0, `exp(x) - 1` elsewhere. The gradient at 0 is 1.
-
-    >>> import regrad as rg
-    >>> import regrad.v1 as tf
-    >>> tf.nn.elu(rg.asarray([-1.0, 2.0]))
-    Tensor([-0.63212055,  2.        ], dtype=float32)
-    """
-
-
-@row("tf.nn", "Selu", rg.nn.selu, FLOATS)
-def selu(features):
-    """Return the scaled exponential linear unit, which preserves mean 0 and variance 1.
-
-    >>> import regrad as rg
-    >>> import regrad.v1 as tf
-    >>> tf.nn.selu(rg.asarray([-1.0, 2.0]))
-    Tensor([-1.1113307,  2.101402 ], dtype=float32)
-    """
-
-
-@row("tf.nn", "Silu", rg.nn.silu, FLOATS)
-def swish(features):
-    """Return `x * sigmoid(x)`, also called SiLU.
-
-    >>> import regrad as rg
-    >>> import regrad.v1 as tf
-    >>> tf.nn.swish(rg.asarray([-1.0, 2.0]))
-    Tensor([-0.26894143,  1.761594  ], dtype=float32)
-    """
-
-
-@row("tf.nn", "Softplus", rg.nn.softplus, FLOATS)
-def softplus(features):
-    """Return `log(1 + exp(x))`, without overflow.
-
-    >>> import regrad as rg
-    >>> import regrad.v1 as tf
-    >>> tf.nn.softplus(rg.asarray([-1.0, 2.0]))
-    Tensor([0.31326163, 2.126928  ], dtype=float32)
-    """
-
-
-@row("tf.nn", "Softsign", rg.nn.softsign, FLOATS)
-def softsign(features):
-    """Return `x / (1 + abs(x))`.
-
-    >>> import regrad as rg
-    >>> import regrad.v1 as tf
-    >>> tf.nn.softsign(rg.asarray([-1.0, 2.0]))
-    Tensor([-0.5      ,  0.6666667], dtype=float32)
-    """
+relu, relu6 = elementwise(REALS, rg.nn.relu, rg.nn.relu6, place="tf.nn", names="features")
+elu, selu, softplus, softsign, swish = elementwise(
+    FLOATS, rg.nn.elu, rg.nn.selu, rg.nn.softplus, rg.nn.softsign, swish=rg.nn.silu,
+    place="tf.nn", names="features",
+)  # fmt: skip
 
 
 def leaky_relu(features: TensorLike, alpha: TensorLike = 0.2, name: str | None = None) -> Any:
@@ -199,8 +146,10 @@ def softmax_cross_entropy_with_logits(
     [0.6931472]
     """
     _check_named("softmax_cross_entropy_with_logits", _sentinel, labels, logits)
+    (logits,) = floats("softmax_cross_entropy_with_logits", logits)
+    attrs = {"axis": axes_of(dim if axis is None else axis), "fixed": True}
     name = name or "softmax_cross_entropy_with_logits_sg"
-    return _distribution_loss(name, labels, logits, dim if axis is None else axis, fixed=True)
+    return one_op(None, name, _cross_entropy, labels, logits, same=False, **attrs)
 
 
 @written("tf.nn")
@@ -228,16 +177,9 @@ def softmax_cross_entropy_with_logits_v2(labels, logits, axis=None, name=None, d
     [0.6931472]
     """
     _check_named("softmax_cross_entropy_with_logits_v2", None, labels, logits)
-    name = name or "softmax_cross_entropy_with_logits"
-    axis = _last_by_default(renamed("axis", axis, "dim", dim))
-    return _distribution_loss(name, labels, logits, axis, fixed=False)
-
-
-def _distribution_loss(
-    name: str, labels: TensorLike, logits: TensorLike, axis: int, fixed: bool
-) -> Any:
     (logits,) = floats("softmax_cross_entropy_with_logits", logits)
-    attrs = {"axis": axes_of(axis), "fixed": fixed}
+    attrs = {"axis": _last_by_default(renamed("axis", axis, "dim", dim)), "fixed": False}
+    name = name or "softmax_cross_entropy_with_logits"
     return one_op(None, name, _cross_entropy, labels, logits, same=False, **attrs)
 
 
@@ -282,11 +224,10 @@ def sparse_softmax_cross_entropy_with_logits(_sentinel=None, labels=None, logits
     [0.6931472]
     """
     what = "sparse_softmax_cross_entropy_with_logits"
+    op_type = "SparseSoftmaxCrossEntropyWithLogits"
     _check_named(what, _sentinel, labels, logits)
     (logits,) = floats(what, logits)
-    op_type = "SparseSoftmaxCrossEntropyWithLogits"
-    name = name or op_type
-    with scope(name, labels, logits):  # as in TensorFlow, scope and op have one name
+    with scope(name or op_type, labels, logits):  # as in TensorFlow, scope and op have one name
         return one_op(op_type, name, sparse_cross_entropy, labels, logits, same=False)
 
 
@@ -320,37 +261,39 @@ def sigmoid_cross_entropy_with_logits(_sentinel=None, labels=None, logits=None, 
     ...     print(sess.run(loss))
     [0.6931472]
     """
-    what = "sigmoid_cross_entropy_with_logits"
-    _check_named(what, _sentinel, labels, logits)
-
-    @deferrable
-    def cross_entropy(labels: rg.Tensor, logits: rg.Tensor) -> Any:
-        return rg.losses.sigmoid_cross_entropy(*alike(what, labels, logits), None, "none")
-
-    return one_op(None, name or "logistic_loss", cross_entropy, labels, logits, kinds=FLOATS)
+    _check_named("sigmoid_cross_entropy_with_logits", _sentinel, labels, logits)
+    name = name or "logistic_loss"
+    return one_op(None, name, _sigmoid_cross_entropy, labels, logits, kinds=FLOATS)
 
 
 @deferrable
-def _weighted_cross_entropy(labels: rg.Tensor, logits: rg.Tensor, weight: rg.Tensor) -> rg.Tensor:
-    """Return `sigmoid_cross_entropy_with_logits`, with positive examples times `pos_weight`."""
+def _sigmoid_cross_entropy(labels: rg.Tensor, logits: rg.Tensor) -> Any:
+    labels, logits = alike("sigmoid_cross_entropy_with_logits", labels, logits)
+    return rg.losses.sigmoid_cross_entropy(labels, logits, None, "none")
+
+
+@row(
+    "tf.nn", None, kinds=FLOATS, deferred=True, scope="logistic_loss", labels=TENSOR, logits=TENSOR,
+    pos_weight=TENSOR, targets="labels",
+)  # fmt: skip
+def weighted_cross_entropy_with_logits(
+    labels: Any = None, logits: Any = None, pos_weight=None, name=None, targets=None
+):
+    """Return `sigmoid_cross_entropy_with_logits`, with positive examples times `pos_weight`.
+
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> labels, logits = rg.asarray([1.0, 0.0]), rg.asarray([0.0, 0.0])
+    >>> tf.nn.weighted_cross_entropy_with_logits(labels, logits, 2.0)
+    Tensor([1.3862944, 0.6931472], dtype=float32)
+    """
     labels, logits = alike("weighted_cross_entropy_with_logits", labels, logits)
-    yes = weight * labels * rg.nn.log_sigmoid(logits)
+    yes = pos_weight * labels * rg.nn.log_sigmoid(logits)
     return (labels - 1) * rg.nn.log_sigmoid(-logits) - yes
 
 
-weighted_cross_entropy_with_logits = define(
-    "tf.nn.weighted_cross_entropy_with_logits(labels=None, logits=None, pos_weight=None, "
-    "name=None, targets=None)",
-    None, _weighted_cross_entropy, FLOATS, "[1.0, 0.0]", "[0.0, 0.0]", "2.0",
-    "[1.3862944, 0.6931472]", scope="logistic_loss", labels=TENSOR, logits=TENSOR,
-    pos_weight=TENSOR, targets="labels",
-)  # fmt: skip
-
-
 @row("tf.nn", None, kinds=FLOATS, deferred=True)
-def log_poisson_loss(
-    targets: rg.Tensor, log_input: rg.Tensor, compute_full_loss: bool = False
-) -> rg.Tensor:
+def log_poisson_loss(targets, log_input, compute_full_loss=False):
     """Return `exp(c) - z * c` for targets z and log-rates c, optionally plus Stirling's term.
 
     Args:
@@ -539,9 +482,41 @@ zero_fraction = define("tf.nn.zero_fraction(value)", None, _zero_fraction, ANY, 
 # -- affine --------------------------------------------------------------------------------------
 
 
-def bias_add(
-    value: TensorLike, bias: TensorLike, data_format: str | None = None, name: str | None = None
-) -> Any:
+def _biased(shape: Any, biases: Any, data_format: str) -> Any:
+    """Return the shape of a value with biases, as far as they are known."""
+    axis = 1 if data_format == "NCHW" else -1
+    if biases is not None and len(biases) != 1:
+        raise ShapeError(f"bias_add: Shape must be rank 1 but is rank {len(biases)}: {biases}")
+    if shape is not None and len(shape) < 2:
+        raise ShapeError(f"bias_add: expected a value of rank 2 or more, got the shape {shape}")
+    if shape is not None and biases is not None and differ(shape[axis], biases[0]):
+        raise ShapeError(f"bias_add: {biases[0]} biases for the channels of {shape}")
+    return shape
+
+
+@op("BiasAdd", broadcasts=True)
+def _bias_add(xp, a: TensorLike, b: TensorLike, /, data_format: str = "NHWC") -> rg.Tensor:
+    _biased(tuple(a.shape), tuple(b.shape), data_format)
+    return a + (xp.reshape(b, (-1, *[1] * (a.ndim - 2))) if data_format == "NCHW" else b)
+
+
+shape_form("BiasAdd")(lambda arguments, attrs: _biased(*[x.shape for x in arguments], **attrs))
+gradient("BiasAdd", "a")(lambda dy: dy)
+
+
+@gradient("BiasAdd", "b")
+def _(dy: rg.Tensor, b_shape: Any, data_format: str) -> Any:
+    return rg.sum_to(rg.moveaxis(dy, 1, -1), b_shape) if data_format == "NCHW" else dy
+
+
+def _channel_order(data_format: str | None) -> str:
+    if not (data_format or "NHWC").startswith("N"):
+        raise GraphError(f"data_format must be 'NHWC' or 'NCHW' (N…C or NC…), got {data_format!r}")
+    return "NCHW" if (data_format or "NHWC").startswith("NC") else "NHWC"
+
+
+@row("tf.nn", "BiasAdd", _bias_add, data_format=_channel_order)
+def bias_add(value, bias, data_format=None):
     """Return `value + bias`, with one number per channel.
 
     Args:
@@ -557,49 +532,15 @@ def bias_add(
             fit the channels.
         GraphError: the data format is unknown.
 
-    Op type: `BiasAdd`. Source: `tf.nn.bias_add`.
-
     >>> with tf.Graph().as_default(), tf.Session() as sess:
     ...     print(sess.run(tf.nn.bias_add([[1.0, 2.0]], [10.0, 20.0])))
     [[11. 22.]]
     """
-    data_format = data_format or "NHWC"
-    if not data_format.startswith("N"):
-        raise GraphError(f"data_format must be 'NHWC' or 'NCHW' (N…C or NC…), got {data_format!r}")
-    known = "NCHW" if data_format.startswith("NC") else "NHWC"
-    return one_op("BiasAdd", name, _add_bias, value, bias, data_format=known)
-
-
-@op("BiasAdd", broadcasts=True)
-def _bias_add(xp, a: TensorLike, b: TensorLike, /, data_format: str = "NHWC") -> rg.Tensor:
-    return a + (xp.reshape(b, (-1, *[1] * (a.ndim - 2))) if data_format == "NCHW" else b)
-
-
-shape_form("BiasAdd")(lambda arguments, attrs: arguments[0].shape)
-gradient("BiasAdd", "a")(lambda dy: dy)
-
-
-@gradient("BiasAdd", "b")
-def _(dy: rg.Tensor, b_shape: Any, data_format: str) -> Any:
-    return rg.sum_to(rg.moveaxis(dy, 1, -1), b_shape) if data_format == "NCHW" else dy
-
-
-@deferrable
-def _add_bias(value: rg.Tensor, bias: rg.Tensor, data_format: str) -> Any:
-    first = data_format == "NCHW" and value.ndim > 0  # `ndim` needs a known rank
-    bias = of_rank("bias_add", bias, 1)
-    shape, (biases,) = value._data.shape, bias.shape  # `value.shape` needs a known rank
-    if not isinstance(shape, UnknownRank):
-        if len(shape) < 2:
-            raise ShapeError(f"bias_add: expected a tensor of rank 2 or more, got {shape}")
-        if differ(shape[1 if first else -1], biases):
-            raise ShapeError(f"bias_add: {biases} biases for the channels of {shape}")
-    return _bias_add(value, bias, data_format=data_format)
 
 
 def _affine(x: rg.Tensor, weights: rg.Tensor, biases: rg.Tensor) -> rg.Tensor:
     """Return `matmul(x, weights) + biases`."""
-    return _add_bias(rg.matmul(x, weights), biases, "NHWC")
+    return _bias_add(rg.matmul(x, weights), biases, data_format="NHWC")
 
 
 @row("tf.nn", "BiasAdd", _affine, FLOATS, scope="xw_plus_b")
@@ -664,7 +605,9 @@ def dropout(x, keep_prob=None, noise_shape=None, seed=None, name=None, rate=None
         x = convert_to_tensor(x)
         keep = convert_to_tensor(keep, x.dtype.base_dtype, name="keep_prob")
         inner = current_graph().entering(x._read())  # x in the branch being built
-        shape = _noise_shape(inner._data.shape, noise_shape)
+        shape = inner._data.shape if noise_shape is None else noise_shape
+        if isinstance(noise_shape, list | tuple):
+            shape = [inner._data.shape[i] if n is None else n for i, n in enumerate(noise_shape)]
         noise = random_ops.noise(random_ops.UNIFORM, None, shape, x.dtype.base_dtype, seed)
         y = build("SelectV2", None, _drop, x, keep, noise)
         y.set_shape(x.shape)
@@ -689,14 +632,6 @@ def _keep_probability(keep_prob: TensorLike, rate: TensorLike) -> Any:
     return keep_prob
 
 
-def _noise_shape(shape: TensorLike, noise_shape: TensorLike) -> Any:
-    if noise_shape is None:
-        return shape
-    if not isinstance(noise_shape, list | tuple):
-        return noise_shape
-    return [shape[i] if n is None else n for i, n in enumerate(noise_shape)]
-
-
 @written("tf.nn")
 def embedding_lookup(
     params, ids, partition_strategy="mod", name=None, validate_indices=True, max_norm=None
@@ -716,6 +651,7 @@ def embedding_lookup(
 
     Raises:
         ArgumentError: max_norm is not None.
+        GraphError: the strategy is unknown.
 
     Op type: `GatherV2`. Source: `tf.nn.embedding_lookup`.
 
@@ -726,16 +662,18 @@ def embedding_lookup(
     """
     if max_norm is not None:
         raise ArgumentError("embedding_lookup: max_norm is not supported; call tf.clip_by_norm")
-    tables = list(params) if isinstance(params, list | tuple) else [params]
+    if partition_strategy not in ("mod", "div"):
+        raise GraphError(f"embedding_lookup: expected 'mod' or 'div', got {partition_strategy!r}")
+    tables = params if isinstance(params, list | tuple) else [params]
     name = name or "embedding_lookup"
     if len(tables) == 1:
         return one_op("GatherV2", name, _embed, tables[0], ids, same=False)
-    counts = [static_value(shape_of(t)[0], "a table's size") for t in map(tensor, tables)]
-    starts = np.cumsum([0, *counts[:-1]]).astype(np.int32)
-    strategy = {"mod": _deal, "div": _keep_order}[partition_strategy]
+    sizes = [static_value(shape_of(t)[0], "a table's size") for t in map(tensor, tables)]
+    counts = np.asarray(sizes, np.int32)
 
     def look_up(ids: rg.Tensor, *tables: rg.Tensor) -> Any:
-        return rg.nn.embedding(rg.concat(tables), strategy(ids, starts))
+        ids = _dealt(rg.asarray(ids), counts) if partition_strategy == "mod" else ids
+        return _embed(rg.concat(tables), ids)
 
     return one_op(None, name, look_up, ids, *tables, same=False)
 
@@ -744,15 +682,15 @@ def _embed(table: rg.Tensor, ids: rg.Tensor) -> Any:
     return rg.nn.embedding(table, indices_from_zero("embedding_lookup", ids))
 
 
-def _deal(ids: rg.Tensor, starts: np.ndarray) -> Any:
-    """Return the rows of the joined parts for ids under the strategy "mod"."""
-    n = len(starts)
-    first = rg.astype(rg.take(rg.asarray(starts), ids % n), ids.dtype)
-    return first + rg.floor_divide(ids, n)
+def _dealt(ids: rg.Tensor, counts: np.ndarray) -> Any:
+    """Return the rows of the joined parts for ids under the strategy "mod".
 
-
-def _keep_order(ids: rg.Tensor, starts: np.ndarray) -> Any:
-    return ids
+    For a row that its part does not have, the result is out of range.
+    """
+    part, row = ids % len(counts), rg.floor_divide(ids, len(counts))
+    has = rg.logical_and(row >= 0, row < rg.take(counts, part))
+    starts = np.cumsum(counts, dtype=counts.dtype) - counts
+    return rg.where(has, rg.take(starts, part) + row, int(counts.sum()))
 
 
 class TopKV2(NamedTuple):
@@ -772,6 +710,9 @@ class TopKV2(NamedTuple):
 def top_k(input, k=1, sorted=True):
     """Return the k largest elements of each row, largest first, and their indices (int32).
 
+    Args:
+        k: How many.
+
     >>> import regrad as rg
     >>> import regrad.v1 as tf
     >>> values, places = tf.nn.top_k(rg.asarray([3, 9, 1]), 2)
@@ -782,8 +723,8 @@ def top_k(input, k=1, sorted=True):
     return TopKV2(values, rg.astype(indices, rg.int32))
 
 
-@written("tf.nn")
-def in_top_k(predictions, targets, k, name=None):
+@row("tf.nn", None, same=False, deferred=True)
+def in_top_k(predictions, targets, k):
     """Return, for each row, whether fewer than k predictions exceed the target's prediction.
 
     Args:
@@ -794,22 +735,15 @@ def in_top_k(predictions, targets, k, name=None):
     Returns:
         A tensor with a bool for each row.
 
-    A composition. Source: `tf.nn.in_top_k`.
-
     >>> with tf.Graph().as_default(), tf.Session() as sess:
     ...     print(sess.run(tf.nn.in_top_k([[0.1, 0.9], [0.8, 0.2]], [1, 1], 1)))
     [ True False]
     """
-    (predictions,) = floats("in_top_k", predictions)
-    return one_op(None, name or "in_top_k", _is_in, predictions, targets, k, same=False)
-
-
-@deferrable
-def _is_in(predictions: rg.Tensor, targets: rg.Tensor, k: int) -> Any:
+    check_kinds("in_top_k", INEXACT, predictions)
     targets = ensure("in_top_k", targets, predictions.shape[:-1])
     chosen = rg.take_along_axis(predictions, rg.expand_dims(targets, -1), axis=-1)
     above = rg.sum(rg.astype(rg.greater(predictions, chosen), rg.int32), axis=-1)
     return rg.logical_and(rg.less(above, k), rg.isfinite(rg.squeeze(chosen, axis=-1)))
 
 
-__all__ = listed(__name__, "FusedBatchNorm TopKV2 bias_add leaky_relu lrn", "tf.nn")
+__all__ = listed(__name__, "FusedBatchNorm TopKV2 leaky_relu lrn sigmoid tanh", "tf.nn")

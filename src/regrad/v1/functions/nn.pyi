@@ -9,16 +9,26 @@ from regrad.v1.functions.math import sigmoid as sigmoid
 from regrad.v1.functions.math import tanh as tanh
 
 def relu(features: TensorLike, name: str | None = None) -> Any:
-    """Return `max(x, 0)`. The gradient at 0 is 0."""
+    """Return `max(features, 0)`. The gradient at 0 is 0."""
 
 def relu6(features: TensorLike, name: str | None = None) -> Any:
-    """Return `min(max(x, 0), 6)`. The gradient is 0 at 0 and 1 at 6."""
+    """Return `min(max(features, 0), 6)`. The gradient is 0 at 0 and 1 at 6."""
 
-def elu(features: TensorLike, name: str | None = None) -> Any: ...
-def selu(features: TensorLike, name: str | None = None) -> Any: ...
-def swish(features: TensorLike, name: str | None = None) -> Any: ...
-def softplus(features: TensorLike, name: str | None = None) -> Any: ...
-def softsign(features: TensorLike, name: str | None = None) -> Any: ...
+def elu(features: TensorLike, name: str | None = None) -> Any:
+    """Return features where features > 0, and `exp(features) - 1` elsewhere. The gradient at 0 is 1."""
+
+def selu(features: TensorLike, name: str | None = None) -> Any:
+    """Return the scaled exponential linear unit, which keeps mean 0 and variance 1."""
+
+def softplus(features: TensorLike, name: str | None = None) -> Any:
+    """Return `log(1 + exp(features))`, without overflow."""
+
+def softsign(features: TensorLike, name: str | None = None) -> Any:
+    """Return `features / (1 + abs(features))`."""
+
+def swish(features: TensorLike, name: str | None = None) -> Any:
+    """Return `features * sigmoid(features)`, also called swish."""
+
 def leaky_relu(features: TensorLike, alpha: TensorLike = 0.2, name: str | None = None) -> Any: ...
 def crelu(features: TensorLike, name: str | None = None, axis: TensorLike = -1) -> Any: ...
 def softmax(logits: TensorLike, axis: TensorLike = None, name: str | None = None,
@@ -36,9 +46,7 @@ def sparse_cross_entropy(labels: rg.Tensor, logits: rg.Tensor) -> Any: ...
 def sigmoid_cross_entropy_with_logits(_sentinel: TensorLike = None, labels: TensorLike = None,
     logits: TensorLike = None, name: str | None = None) -> Any: ...  # fmt: skip
 def weighted_cross_entropy_with_logits(labels: TensorLike = None, logits: TensorLike = None,
-    pos_weight: TensorLike = None, name: str | None = None, targets: TensorLike = None) -> Any:  # fmt: skip
-    """Return `sigmoid_cross_entropy_with_logits`, with positive examples times `pos_weight`."""
-
+    pos_weight: TensorLike = None, name: str | None = None, targets: TensorLike = None) -> Any: ...  # fmt: skip
 def log_poisson_loss(targets: TensorLike, log_input: TensorLike, compute_full_loss: bool = False,
     name: str | None = None) -> Any: ...  # fmt: skip
 def l2_loss(t: TensorLike, name: str | None = None) -> Any: ...
@@ -89,8 +97,8 @@ __all__ = [
     "FusedBatchNorm", "TopKV2", "batch_normalization", "bias_add", "crelu", "dropout", "elu",
     "embedding_lookup", "fused_batch_norm", "in_top_k", "l2_loss", "l2_normalize", "leaky_relu",
     "local_response_normalization", "log_poisson_loss", "log_softmax", "lrn", "moments", "relu",
-    "relu6", "relu_layer", "selu", "sigmoid_cross_entropy_with_logits", "softmax",
+    "relu6", "relu_layer", "selu", "sigmoid", "sigmoid_cross_entropy_with_logits", "softmax",
     "softmax_cross_entropy_with_logits", "softmax_cross_entropy_with_logits_v2", "softplus",
-    "softsign", "sparse_softmax_cross_entropy_with_logits", "swish", "top_k",
+    "softsign", "sparse_softmax_cross_entropy_with_logits", "swish", "tanh", "top_k",
     "weighted_cross_entropy_with_logits", "xw_plus_b", "zero_fraction",
 ]  # fmt: skip

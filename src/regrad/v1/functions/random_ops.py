@@ -15,19 +15,20 @@ import numpy as np
 
 import regrad as rg
 from regrad.core.backends import BACKENDS
-from regrad.core.dims import UnknownRank
+from regrad.core.dims import Shape, UnknownRank
 from regrad.core.registry import Op, bind
 from regrad.core.shapes import as_count
 from regrad.core.state import next_id
 from regrad.core.tensor import TensorLike
 from regrad.errors import ArgumentError, DTypeError, GraphError, MissingRuleError, brief
+from regrad.graph.deferred import spec_of_record
 from regrad.graph.graph import chain, defer, graph_op
 from regrad.graph.plan import PlanRun
 from regrad.random import JaxSource, NumpySource
 from regrad.shapes.infer import Spec
 from regrad.v1 import dtypes
 from regrad.v1.errors import InvalidArgumentError
-from regrad.v1.functions import arrays, indexing
+from regrad.v1.functions import arrays, indexing, math
 from regrad.v1.graph.conversion import as_sizes, build, convert_to_tensor
 from regrad.v1.graph.graphs import current_graph, get_default_graph
 from regrad.v1.graph.rows import listed, plain_value, row, written
@@ -37,6 +38,7 @@ from regrad.v1.graph.tf_names import declare
 # -- seeds ---------------------------------------------------------------------------------------
 
 DEFAULT_GRAPH_SEED = 87654321
+_Source = NumpySource | JaxSource
 
 
 def set_random_seed(seed: int | None) -> None:
@@ -62,13 +64,16 @@ def set_random_seed(seed: int | None) -> None:
 
 
 def get_seed(op_seed: int | None) -> tuple[int | None, int | None]:
-    """Return the graph's seed and the op's seed for a new op. Without any seed both are None."""
+    """Return the graph's seed and the op's seed for a new op. Without any seed both are None.
+
+    Two zeros would mean that there is no seed, so the op's seed becomes the largest int32.
+    """
     graph_seed, op_seed = get_default_graph().seed, _as_seed(op_seed)
     if graph_seed is None:
         return (None, None) if op_seed is None else (DEFAULT_GRAPH_SEED, op_seed)
     if op_seed is None:  # the number of ops, so that ops of one graph differ
         op_seed = sum(len(graph.nodes) for graph in chain(current_graph()))
-    return graph_seed, op_seed
+    return graph_seed, op_seed if graph_seed or op_seed else 2**31 - 1
 
 
 def _as_seed(seed: int | None) -> int | None:
@@ -78,15 +83,7 @@ def _as_seed(seed: int | None) -> int | None:
         raise ArgumentError(f"seed: expected an integer or None, got {brief(seed)}") from None
 
 
-def _seeds(op_seed: int | None) -> tuple[int, int]:
-    """Return the seeds as attributes. Two zeros mean that there is no seed."""
-    graph_seed, op_seed = get_seed(op_seed)
-    if graph_seed is None or op_seed is None:
-        return 0, 0
-    return (graph_seed, op_seed) if graph_seed or op_seed else (0, 2**31 - 1)
-
-
-def _source(run: Any, seed: int, seed2: int, stream: int, region: bool) -> Any:
+def _source(run: Any, seed: int, seed2: int, stream: int, region: bool) -> _Source:
     """Return an op's source of numbers in a session: a generator, or a key in a traced plan.
 
     The gradient of a region (a branch or a loop's body) runs the region again. The second run
@@ -130,9 +127,7 @@ def _noise(type: str, distribution: str) -> Op:
     return _random_op(f"{type}: shape | dtype T=Tidx", kernel, "", "shape dtype")
 
 
-def _integers(
-    source: Any, low: Any, high: Any, shape: tuple[int, ...], dtype: np.dtype
-) -> np.ndarray:
+def _integers(source: Any, low: Any, high: Any, shape: Shape, dtype: np.dtype) -> np.ndarray:
     if isinstance(low, KNOWN) and isinstance(high, KNOWN):
         if bool(np.greater_equal(low, high)):
             raise InvalidArgumentError(f"Need minval < maxval, got {low} >= {high}")
@@ -140,14 +135,12 @@ def _integers(
     return source.integers(shape, low, high, dtype)
 
 
-def _shuffle(source: NumpySource | JaxSource, value: np.ndarray) -> np.ndarray:
+def _shuffle(source: _Source, value: np.ndarray) -> np.ndarray:
     order = source.permutation(len(value))
     return BACKENDS[type(order)].xp.take(value, order, axis=0)
 
 
-def _classes(
-    source: NumpySource | JaxSource, logits: np.ndarray, count: int, dtype: np.dtype
-) -> np.ndarray:
+def _classes(source: _Source, logits: np.ndarray, count: int, dtype: np.dtype) -> np.ndarray:
     batch, classes = logits.shape
     noise = source.draw("gumbel", (batch, count, classes), logits.dtype)
     return (logits[:, None, :] + noise).argmax(axis=-1).astype(dtype)
@@ -177,10 +170,9 @@ def draw(
     op: Op, name: str | None, spec: Spec, seed: int | None, *inputs: Tensor, **attrs: Any
 ) -> Tensor:
     """Add a random op to the graph that is being built, and return its output."""
-    graph = current_graph()
-    first, second = _seeds(seed)
-    region = graph.outer is not None
-    attrs.update(seed=first, seed2=second, stream=next_id(), region=region)
+    graph, (first, second) = current_graph(), get_seed(seed)
+    seeds = {"seed": first or 0, "seed2": second or 0}  # two zeros: no seed
+    attrs |= {**seeds, "stream": next_id(), "region": graph.outer is not None}
     xs = tuple([x._read() for x in inputs])
     with graph.naming(op.type, name):
         if xs:
@@ -189,26 +181,19 @@ def draw(
 
 
 def noise(
-    op: Op, name: str | None, shape: TensorLike, dtype: dtypes.DTypeLike, seed: int | None
-) -> Tensor:
-    """Return numbers from a standard distribution. The shape may be a tensor."""
-    dtype = dtypes.to_numpy(dtype)
-    if dtype.kind != "f":
+    op: Op, name: str | None, shape: TensorLike, dtype: dtypes.DTypeLike, seed: int | None,
+    *bounds: Tensor,
+) -> Tensor:  # fmt: skip
+    """Return numbers from a standard distribution, or integers between bounds.
+
+    The shape may be a tensor of sizes. One number as a shape raises ValueError.
+    """
+    dtype, sizes = dtypes.to_numpy(dtype), as_sizes(shape)
+    if dtype.kind != "f" and not bounds:
         raise DTypeError(f"{op.type} draws floats (or ints, by tf.random_uniform), got {dtype}")
-    shape = shape_attribute(shape)
-    return draw(op, name, _spec(shape, dtype), seed, shape=shape, dtype=dtype)
-
-
-def _spec(shape: Any, dtype: np.dtype) -> Spec:
-    return Spec(None if isinstance(shape, UnknownRank) else shape, dtype)
-
-
-def shape_attribute(shape: TensorLike) -> Any:
-    """Return a shape or a tensor of sizes as an attribute. Raises ValueError for one number."""
-    found = as_sizes(shape)
-    if not isinstance(found, tuple | UnknownRank):
-        raise GraphError(f"Shape must be rank 1 but is rank 0: pass [{shape}], not {shape}")
-    return found
+    if not isinstance(sizes, tuple | UnknownRank):
+        raise GraphError(f"Shape must be rank 1 but is rank 0: pass [{sizes}], not {sizes}")
+    return draw(op, name, spec_of_record(sizes, dtype), seed, *bounds, shape=sizes, dtype=dtype)
 
 
 # -- public functions ----------------------------------------------------------------------------
@@ -232,9 +217,7 @@ _normal_row = partial(row, "tf", "AddV2", call=_normal, returns="Tensor", shape=
 
 
 @_normal_row(NORMAL, scope="random_normal")
-def random_normal(
-    shape, mean: TensorLike = 0.0, stddev: TensorLike = 1.0, dtype=dtypes.float32, seed=None
-):
+def random_normal(shape, mean=0.0, stddev=1.0, dtype=dtypes.float32, seed=None):
     """Return normal (Gaussian) numbers.
 
     Args:
@@ -252,9 +235,7 @@ def random_normal(
 
 
 @_normal_row(TRUNCATED, scope="truncated_normal")
-def truncated_normal(
-    shape, mean: TensorLike = 0.0, stddev: TensorLike = 1.0, dtype=dtypes.float32, seed=None
-):
+def truncated_normal(shape, mean=0.0, stddev=1.0, dtype=dtypes.float32, seed=None):
     """Return normal numbers that are at most two standard deviations away from the mean.
 
     Args:
@@ -303,8 +284,7 @@ def random_uniform(
         low = convert_to_tensor(minval, dtype, name="min")
         high = convert_to_tensor(1 if maxval is None else maxval, dtype, name="max")
         if dtype.is_integer:
-            attrs = {"shape": shape_attribute(shape), "dtype": dtypes.to_numpy(dtype)}
-            return draw(INTEGERS, scope, _spec(*attrs.values()), seed, low, high, **attrs)
+            return noise(INTEGERS, scope, shape, dtype, seed, low, high)
         y = noise(UNIFORM, None, shape, dtype, seed)
         return _scale_and_shift(scope, y, build("Sub", "sub", rg.subtract, high, low), low)
 
@@ -328,7 +308,7 @@ def random_shuffle(value: TensorLike, seed: int | None = None, name: str | None 
     [1, 2, 3]
     """
     value = convert_to_tensor(value)
-    return draw(SHUFFLE, name, _spec(value._symbol.shape, value._symbol.dtype), seed, value)
+    return draw(SHUFFLE, name, value._symbol.spec, seed, value)
 
 
 def _categorical(
@@ -344,13 +324,19 @@ def _categorical(
         return draw(op, None, spec, seed, logits, count=count, dtype=out_dtype)
 
 
-@row("tf", "Multinomial", MULTINOMIAL, scope="multinomial", call=_categorical, returns="Tensor")
+_classes_row = partial(
+    row, op_type="Multinomial", function=MULTINOMIAL, call=_categorical, returns="Tensor"
+)
+
+
+@_classes_row("tf", scope="multinomial")
 def multinomial(logits, num_samples, seed=None, name=None, output_dtype=None):
     """Return, for each row of logits, classes drawn from `softmax(logits)`.
 
     Args:
         logits: A tensor or array of the shape (rows, classes).
         num_samples: The number of classes to draw for each row.
+        output_dtype: The dtype of the result.
 
     Returns:
         A tensor of integers (int64), of the shape (rows, num_samples).
@@ -362,10 +348,7 @@ def multinomial(logits, num_samples, seed=None, name=None, output_dtype=None):
     """
 
 
-@row(
-    "tf.random", "Multinomial", MULTINOMIAL, scope="categorical", call=_categorical,
-    returns="Tensor",
-)  # fmt: skip
+@_classes_row("tf.random", scope="categorical")
 def categorical(logits, num_samples, dtype=None, seed=None):
     """Return classes for each row of logits, drawn from `softmax(logits)` like `multinomial`.
 
@@ -402,12 +385,8 @@ def random_crop(value, size, seed=None, name=None) -> Tensor:
         size = convert_to_tensor(size, dtypes.int32, name="size")
         rank = [len(value._symbol.shape)]
         anywhere = random_uniform(rank, maxval=dtypes.int32.max, dtype=dtypes.int32, seed=seed)
-        offset = build("FloorMod", "mod", _wrap, anywhere, arrays.shape(value), size)
+        offset = math.mod(anywhere, arrays.shape(value) - size + 1, name="mod")
         return indexing.slice(value, offset, size)
-
-
-def _wrap(anywhere: rg.Tensor, shape: rg.Tensor, size: rg.Tensor) -> Any:
-    return rg.remainder(anywhere, shape - size + 1)
 
 
 __all__ = listed(__name__, "set_random_seed")

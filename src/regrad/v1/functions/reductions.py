@@ -15,8 +15,7 @@ import numpy as np
 
 import regrad as rg
 from regrad.core.dims import Dim
-from regrad.core.op import TensorLike
-from regrad.core.tensor import Tensor
+from regrad.core.tensor import Tensor, TensorLike
 from regrad.errors import ArgumentError, GraphError
 from regrad.v1 import dtypes
 from regrad.v1.functions.math import add, cast, to_double
@@ -144,24 +143,36 @@ def argmin(input, axis=None, name=None, dimension=None, output_type=dtypes.int64
 # -- scans -----------------------------------------------------------------------------------------
 
 
-def _scan(
-    name: str, op_type: str, function: Callable[..., Any], what: str, shown: str
-) -> Callable[..., Any]:
+def _scan(op_type: str, function: Callable[..., Any]) -> Callable[..., Any]:
     def scan(x: Tensor, axis: int, **attrs: Any) -> Tensor:
         # Call the op itself if the rank is unknown, since a nonnegative axis needs no rank.
         direct = axis >= 0 and rank_of(x) is None
         return (rg.find_op(op_type).function if direct else function)(x, axis=axis, **attrs)
 
-    return define(
-        f"tf.{name}(x, axis=0, exclusive=False, reverse=False)",
-        f"{op_type}: * axis | T exclusive reverse Tidx", scan, NUMBERS, "[1.0, 2.0, 4.0]",
-        f"[{shown}]",
-        doc=f"Return the running {what} of the elements along `axis`.", call=_keep_dtype,
-    )  # fmt: skip
+    view = f"{op_type}: * axis | T exclusive reverse Tidx"
+    return row("tf", view, scan, NUMBERS, call=_keep_dtype)
 
 
-cumsum = _scan("cumsum", "Cumsum", rg.cumulative_sum, "sums", "1., 3., 7.")
-cumprod = _scan("cumprod", "Cumprod", rg.cumulative_prod, "products", "1., 2., 8.")
+@_scan("Cumsum", rg.cumulative_sum)
+def cumsum(x, axis=0, exclusive=False, reverse=False):
+    """Return the running sums of the elements along `axis`.
+
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> tf.cumsum(rg.asarray([1.0, 2.0, 4.0]))
+    Tensor([1., 3., 7.], dtype=float32)
+    """
+
+
+@_scan("Cumprod", rg.cumulative_prod)
+def cumprod(x, axis=0, exclusive=False, reverse=False):
+    """Return the running products of the elements along `axis`.
+
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> tf.cumprod(rg.asarray([1.0, 2.0, 4.0]))
+    Tensor([1., 2., 8.], dtype=float32)
+    """
 
 
 # -- sorting ---------------------------------------------------------------------------------------
@@ -173,24 +184,8 @@ def _descends(direction: str) -> bool:
     return direction == "DESCENDING"
 
 
-def _sort(
-    op_type: str, name: str, function: Callable[..., Any], x: TensorLike, direction: bool,
-    **options: Any,
-) -> Any:  # fmt: skip
-    return one_op(op_type, name, function, x, descending=direction, **options)
-
-
-def _argsort(
-    op_type: str, name: str, function: Callable[..., Any], x: TensorLike, direction: bool,
-    **options: Any,
-) -> Any:  # fmt: skip
-    with scope(name, x) as whole:
-        places = _sort(op_type, "places", function, x, direction, **options)
-        return cast(places, dtypes.int32, name=whole)
-
-
-@row("tf", "Sort", rg.sort, REALS, scope="sort", call=_sort, direction=_descends)
-def sort(values, axis=-1, direction="ASCENDING"):
+@row("tf", "Sort", kinds=REALS, scope="sort", direction=_descends)
+def sort(values: Tensor, axis=-1, direction: Any = "ASCENDING"):
     """Return the values sorted along `axis`.
 
     >>> import regrad as rg
@@ -198,13 +193,14 @@ def sort(values, axis=-1, direction="ASCENDING"):
     >>> tf.sort(rg.asarray([3, 9, 1]))
     Tensor([1, 3, 9], dtype=int64)
     """
+    return rg.sort(values, axis=axis, descending=direction)
 
 
-@row(
-    "tf", "ArgSort", rg.argsort, REALS, scope="argsort", call=_argsort, direction=_descends,
-    stable=None,
-)  # fmt: skip
-def argsort(values, axis=-1, direction="ASCENDING", stable=False):
+_int32 = partial(_position, output_type=np.int32)
+
+
+@row("tf", "ArgSort", None, REALS, scope="argsort", call=_int32, direction=_descends, stable=None)
+def argsort(values: Tensor, axis=-1, direction: Any = "ASCENDING", stable=False):
     """Return the int32 indices that sort the values along `axis`. The sort is stable.
 
     >>> import regrad as rg
@@ -212,9 +208,11 @@ def argsort(values, axis=-1, direction="ASCENDING", stable=False):
     >>> tf.argsort(rg.asarray([3, 9, 1]))
     Tensor([2, 0, 1], dtype=int32)
     """
+    return rg.argsort(values, axis=axis, descending=direction)
 
 
-def invert_permutation(x: TensorLike, name: str | None = None) -> Any:
+@row("tf", "ArgSort", kinds=INTEGERS, scope="InvertPermutation", call=_keep_dtype)
+def invert_permutation(x: Tensor) -> Tensor:
     """Return the inverse permutation y, with `y[x[i]] = i`.
 
     Args:
@@ -224,22 +222,13 @@ def invert_permutation(x: TensorLike, name: str | None = None) -> Any:
         A tensor of x's shape and dtype.
 
     Raises:
-        ShapeError: x does not have rank 1.
-        InvalidArgumentError: in the run, x is not a permutation.
-
-    A composition. Source: `tf.invert_permutation`.
+        ShapeError: x does not have rank 1, or (eager) is not a permutation. In the run the error
+            is an InvalidArgumentError.
 
     >>> with tf.Graph().as_default(), tf.Session() as sess:
     ...     print(sess.run(tf.invert_permutation([2, 0, 1])))
     [1 2 0]
     """
-    with scope(name or "InvertPermutation", x) as whole:
-        x = tensor(x)
-        places = one_op("ArgSort", "places", _inverted, x, kinds=INTEGERS)
-        return cast(places, dtype_of(x), name=whole)
-
-
-def _inverted(x: Tensor) -> Tensor:
     what = "invert_permutation"
     return rg.argsort(permutation(what, of_rank(what, x, 1)))
 
@@ -262,20 +251,20 @@ def unsorted_segment_sum(data, segment_ids, num_segments):
 
 
 def _segment_means(
-    op_type: None, name: str, function: Callable[..., Any], data: TensorLike, *ids: TensorLike,
+    op_type: None, name: str, function: Callable[..., Any], data: TensorLike, ids: TensorLike,
     **options: Any,
 ) -> Any:  # fmt: skip
     """Call `one_op`. Integers become float64."""
-    data = tensor(data)
+    data = tensor(data, like=ids)
     data = to_double(data) if dtype_of(data).kind in "iu" else data
-    return one_op(op_type, name, function, data, *ids, **options)
+    return one_op(op_type, name, function, data, ids, **options)
 
 
 @row(
     "tf.math", None, kinds=NUMBERS, scope="UnsortedSegmentMean", call=_segment_means, same=False,
     deferred=True,
 )  # fmt: skip
-def unsorted_segment_mean(data: Tensor, segment_ids: Tensor, num_segments: int) -> Tensor:
+def unsorted_segment_mean(data: Tensor, segment_ids: Tensor, num_segments: Any) -> Tensor:
     """Return the means of the slices of `data` with the same id, or 0 for unused ids.
 
     The means of integers are float64.
@@ -286,17 +275,19 @@ def unsorted_segment_mean(data: Tensor, segment_ids: Tensor, num_segments: int) 
     >>> tf.math.unsorted_segment_mean(data, ids, num_segments=2)
     Tensor([2. , 2.5], dtype=float32)
     """
-    ones = rg.ones_like(segment_ids, dtype=data.dtype)
-    counts = rg.maximum(rg.segment_sum(ones, segment_ids, num_segments), 1)
-    counts = rg.expand_dims(counts, tuple(range(1, 1 + data.ndim - segment_ids.ndim)))
-    return rg.segment_sum(data, segment_ids, num_segments) / counts
+    data, ids = rg.asarray(data), rg.asarray(segment_ids)
+    ones = rg.ones_like(ids, dtype=data.dtype)
+    counts = rg.maximum(rg.segment_sum(ones, ids, num_segments), 1)
+    counts = rg.expand_dims(counts, tuple(range(1, 1 + data.ndim - ids.ndim)))
+    return rg.segment_sum(data, ids, num_segments) / counts
 
 
 def _sum_all_segments(
     op_type: str, name: str, function: Callable[..., Any], data: TensorLike, segment_ids: TensorLike
 ) -> Any:
-    with scope(name, data) as whole:
-        ids, data = tensor(segment_ids, name="segment_ids"), tensor(data)
+    with scope(name, data, segment_ids) as whole:
+        ids = tensor(segment_ids, name="segment_ids", like=data)
+        data = tensor(data, like=ids)
         if function is unsorted_segment_mean and dtype_of(data).kind in "iu":
             return cast(function(data, ids, _segments(ids)), dtype_of(data), name=whole)
         return function(data, ids, _segments(ids), name=whole)
@@ -345,4 +336,4 @@ def _add_rows(slices: IndexedSlices, dtype: dtypes.DTypeLike | None, name: str |
 
 
 CONVERSIONS[IndexedSlices] = _add_rows
-__all__ = listed(__name__, "invert_permutation")
+__all__ = listed(__name__)

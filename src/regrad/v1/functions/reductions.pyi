@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from regrad.core.op import TensorLike
+from regrad.core.tensor import TensorLike
 from regrad.v1 import dtypes
 
 def reduce_sum(input_tensor: TensorLike, axis: TensorLike = None, keepdims: bool | None = None,
@@ -66,13 +66,9 @@ def argmax(input: TensorLike, axis: TensorLike = None, name: str | None = None,
 def argmin(input: TensorLike, axis: TensorLike = None, name: str | None = None,
     dimension: TensorLike = None, output_type: dtypes.DTypeLike = ...) -> Any: ...  # fmt: skip
 def cumsum(x: TensorLike, axis: TensorLike = 0, exclusive: bool = False, reverse: bool = False,
-    name: str | None = None) -> Any:  # fmt: skip
-    """Return the running sums of the elements along `axis`."""
-
+    name: str | None = None) -> Any: ...  # fmt: skip
 def cumprod(x: TensorLike, axis: TensorLike = 0, exclusive: bool = False, reverse: bool = False,
-    name: str | None = None) -> Any:  # fmt: skip
-    """Return the running products of the elements along `axis`."""
-
+    name: str | None = None) -> Any: ...  # fmt: skip
 def sort(values: Sequence[TensorLike], axis: TensorLike = -1, direction: TensorLike = "ASCENDING",
     name: str | None = None) -> Any: ...  # fmt: skip
 def argsort(values: Sequence[TensorLike], axis: TensorLike = -1, direction: TensorLike = "ASCENDING",

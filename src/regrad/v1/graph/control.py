@@ -10,13 +10,13 @@ import regrad as rg
 from regrad.core import containers, dims
 from regrad.core.tensor import TensorLike
 from regrad.errors import ArgumentError, DTypeError, GraphError, ShapeError
-from regrad.graph.graph import NO_RULE, Node, OpGraph, graph_op
+from regrad.graph.graph import NO_RULE, OpGraph, graph_op
 from regrad.shapes.infer import Spec
 from regrad.v1 import dtypes
 from regrad.v1.graph.conversion import convert_to_tensor
 from regrad.v1.graph.forms import one_op
 from regrad.v1.graph.graphs import add_op, control_dependencies, current_graph
-from regrad.v1.graph.regions import IF, WHILE, Step, control_node, inside, new_graph, spec_of
+from regrad.v1.graph.regions import Control, Step, control_node, inside, new_graph, spec_of
 from regrad.v1.graph.static_shapes import TensorShape
 from regrad.v1.graph.tensors import Operation, Tensor, face, operation
 from regrad.v1.graph.values import at_most_one
@@ -155,16 +155,14 @@ def cond(
         if not callable(function):
             raise ArgumentError(f"cond: {called} must be callable, got {function!r:.60}")
     if isinstance(pred, bool):
-        raise ArgumentError("pred must not be a Python bool: use a Python if statement")
+        raise ArgumentError("cond: pred must not be a Python bool: use a Python if statement")
     pred = _as_condition("cond: pred must", convert_to_tensor(pred))
-    graph = new_graph(name or "cond")
-    with inside(graph):
+    with inside(new_graph(name or "cond")) as graph:
         chosen = graph.placeholder(pred._symbol.spec, "pred")
         built = [_branch(f, graph, name or "cond", strict) for f in functions]  # pyright: ignore
-    (first, one), (second, other) = built
-    specs, steps = _merged(first, second, one, other), [first, second]
-    found = control_node(IF, name or "cond", graph, [(pred._read(), chosen)], specs, steps)
-    return one(list(face(found)))
+    steps, (close, _) = zip(*built, strict=True)
+    inputs, control = [(pred._read(), chosen)], Control(graph, list(steps))
+    return close(list(face(control_node(name or "cond", inputs, _merged(built), control))))
 
 
 def _as_condition(what: str, y: Tensor) -> Tensor:
@@ -184,33 +182,21 @@ def _branch(
     leaves, close = containers.flatten(answer)
     if not leaves:
         raise GraphError(f"{name}: a branch must return a tensor, got {answer!r:.40}")
-    targets: list[Node] = []
-    tensors = [_result(leaf, targets, name) for leaf in leaves]
+    # An op runs too, and its result is True.
+    targets = [leaf._node for leaf in leaves if isinstance(leaf, Operation)]
+    tensors = [convert_to_tensor(True if isinstance(x, Operation) else x) for x in leaves]
     return Step([graph.entering(t._read()) for t in tensors], targets=targets), close
 
 
-def _result(leaf: TensorLike, targets: list[Node], name: str) -> Tensor:
-    """Return a result of a branch as a tensor. An op runs too, and its result is True."""
-    if isinstance(leaf, Operation):
-        targets.append(leaf._node)
-        return convert_to_tensor(True)
-    if leaf is None:
-        raise GraphError(f"{name}: a branch returned None; return a tensor")
-    return convert_to_tensor(leaf)
-
-
-def _merged(
-    first: Step, second: Step, one: containers.Rebuild, other: containers.Rebuild
-) -> list[Spec]:
+def _merged(built: Sequence[tuple[Step, containers.Rebuild]]) -> list[Spec]:
     """Return the static shapes and dtypes of the results of either of two branches."""
-    counts = len(first.outputs), len(second.outputs)
-    shown = [close([*"x" * n]) for close, n in zip((one, other), counts, strict=True)]
+    shown = [close(["x"] * len(step.outputs)) for step, close in built]
     if shown[0] != shown[1]:
         raise GraphError(
             f"cond: the branches must return one structure, got {shown[0]} and {shown[1]}"
         )
     specs = []
-    for x, y in zip(first.outputs, second.outputs, strict=True):
+    for x, y in zip(*[step.outputs for step, _ in built], strict=True):
         if x._data.dtype != y._data.dtype:
             raise GraphError(
                 "cond: the branches must return tensors of the same dtypes, got "
@@ -261,12 +247,10 @@ def case(
     if exclusive and len(pairs) > 1:
         preds, functions = zip(*pairs, strict=True)
         pairs = list(zip(one_op(None, name, _exclusive, *preds), functions, strict=True))
-    if default is None:
-        *pairs, (_, default) = pairs
+    chosen: Any = pairs.pop()[1] if default is None else default
     for pred, function in reversed(pairs):
-        default = partial(cond, pred, function, default, strict, name)
-    assert default is not None
-    return default()
+        chosen = partial(cond, pred, function, chosen, strict, name)
+    return chosen()
 
 
 def _exclusive(*preds: rg.Tensor) -> tuple[rg.Tensor, ...]:
@@ -352,9 +336,9 @@ def loop_node(
         specs: The shapes and dtypes that each iteration may rely on.
         entries: Tensors, which have one entry for each iteration.
     """
-    graph, n = new_graph(name), len(start)
-    rows = [_entry(spec_of(x._read())) for x in entries]
-    with inside(graph):
+    n, given = len(start), [spec_of(x._read()) for x in entries]
+    rows = [Spec(x.shape and tuple(x.shape[1:]), x.dtype) for x in given]
+    with inside(new_graph(name)) as graph:
         inner = [graph.placeholder(spec) for spec in (*specs, *rows)]
         faces, tested = [face(x) for x in inner], None
         if test is not None:
@@ -363,27 +347,20 @@ def loop_node(
             tested = Step([graph.entering(shown._read())])
         made, more = body(faces[:n], faces[n:])
         ys = [graph.entering(convert_to_tensor(y)._read()) for y in made]
-    known = entries[0].shape.as_list()[0] if entries and entries[0].shape.ndims else None
+    count = given[0].shape[0] if given and given[0].shape else None
     ends = [_after(*each) for each in zip(inner, ys, specs, strict=False)]
-    ends += [_stacked(known, spec_of(y)) for y in ys[n:]]
-    outer = [x._read() for x in (*start, *entries)]
-    found = control_node(
-        WHILE, name, graph, list(zip(outer, inner, strict=True)), ends, [Step(ys, inner[:n])],
-        loops=True, test=tested, limit=limit, entries=frozenset(x._id for x in inner[n:]),
-    )  # fmt: skip
-    return list(face(found)), more
+    ends += [_stacked(count, spec_of(y)) for y in ys[n:]]
+    inputs = [(x._read(), own) for x, own in zip((*start, *entries), inner, strict=True)]
+    along = frozenset(x._id for x in inner[n:])
+    control = Control(graph, [Step(ys, inner[:n])], True, tested, limit, along)
+    return list(face(control_node(name, inputs, ends, control))), more
 
 
-def _stacked(count: int | None, y: Spec) -> Spec:
+def _stacked(count: Any, y: Spec) -> Spec:
     """Return the spec of values of one spec, stacked along a new first axis."""
     if y.shape is None:
         return y
     return Spec((count, *[n if type(n) is int else None for n in y.shape]), y.dtype)
-
-
-def _entry(x: Spec) -> Spec:
-    """Return the spec of one entry along the first axis."""
-    return Spec(None if x.shape is None else tuple(x.shape[1:]), x.dtype)
 
 
 def _spread(function: Callable[..., Any], args: Any) -> Any:
@@ -406,13 +383,11 @@ def _invariants(start: Sequence[Tensor], invariants: Any) -> list[Spec]:
 
 
 def _results(answer: Any, count: int) -> tuple[list[Any], containers.Rebuild]:
-    if answer is None:
-        raise GraphError("while_loop: body returned None; return the new loop variables")
     leaves, close, _ = containers.opened(answer, None)
     if len(leaves) != count:
         raise GraphError(
             f"while_loop: body must return as many values as there are loop variables, {count}, "
-            f"got {len(leaves)}"
+            f"got {len(leaves)}: {answer!r:.60}"
         )
     return leaves, close
 
@@ -428,21 +403,15 @@ def _after(x: rg.Tensor, y: rg.Tensor, spec: Spec) -> Spec:
             f"({face(y)}); use tf.cast"
         )
     enters, leaves = TensorShape(x._data.shape), TensorShape(y._data.shape)
-    what = f"while_loop: a loop variable enters with shape {enters}"
-    if enters.is_fully_defined() and leaves.is_fully_defined() and enters != leaves:
+    ranked = spec.shape is not None and enters.ndims == leaves.ndims
+    sizes = list(zip(x._data.shape, y._data.shape, strict=True)) if ranked else []
+    kept = [dims.same((m,), (n,)) is True for m, n in sizes]
+    lost = any(isinstance(m, int) and not same for (m, _), same in zip(sizes, kept, strict=True))
+    if lost or (enters.is_fully_defined() and leaves.is_fully_defined() and enters != leaves):
         raise ShapeError(
-            f"{what} and has {leaves} after one iteration. To allow it pass "
-            "shape_invariants=[tf.TensorShape([None, ...])]."
-        )
-    before, after = x._data.shape, y._data.shape
-    known = isinstance(before, tuple) and isinstance(after, tuple) and spec.shape is not None
-    if not known or len(before) != len(after):
-        return Spec(None, spec.dtype)
-    same = [dims.same((m,), (n,)) is True for m, n in zip(before, after, strict=True)]
-    if any(isinstance(m, int) and not kept for m, kept in zip(before, same, strict=True)):
-        raise ShapeError(
-            f"{what}, and after one iteration only {leaves} is known. Pass "
+            f"while_loop: a loop variable enters with shape {enters}, and {leaves} is known of its "
+            "shape after one iteration. To allow it pass "
             "shape_invariants=[tf.TensorShape([None, ...])], or call set_shape in the body."
         )
-    shape = [n if kept else None for n, kept in zip(spec.shape or (), same, strict=True)]
-    return Spec(tuple(shape), spec.dtype)
+    shape = [n if same else None for n, same in zip(spec.shape or (), kept, strict=False)]
+    return Spec(tuple(shape) if ranked else None, spec.dtype)

@@ -3,96 +3,69 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
 
 import regrad as rg
-from regrad.core import numbers
+from regrad.core import dims, numbers
 from regrad.core.dims import Dim, UnknownRank
 from regrad.core.tensor import TensorLike
 from regrad.errors import ArgumentError, DTypeError, GraphError, ShapeError
-from regrad.graph.constants import as_attribute, rely
+from regrad.graph.constants import as_attribute
 from regrad.graph.graph import is_symbolic
 from regrad.graph.size_ops import SHAPE
 from regrad.v1 import dtypes
 from regrad.v1.dtypes import DType
-from regrad.v1.graph.graphs import FACES, current_graph
+from regrad.v1.graph.graphs import current_graph
 from regrad.v1.graph.static_shapes import ShapeLike, TensorShape
 from regrad.v1.graph.tensors import CONVERSIONS, Operation, Tensor, face, is_tensor, rg_read
 
 __all__ = ["constant", "convert_to_tensor"]
 
 
+# The kinds that values of a kind may become: ints may become floats, fractions not ints.
+BECOMES = {"i": "iufc", "u": "iufc", "f": "fc"}
+
+
 def as_array(value: TensorLike, dtype: DType | None = None) -> np.ndarray:
     """Return a value as an array. Python ints become int32 and floats float32."""
-    wanted = None if dtype is None else dtype._dtype
-    if isinstance(value, str | bytes):
-        value = np.array(value if isinstance(value, bytes) else value.encode(), object)
     plain = not isinstance(value, np.ndarray | np.generic)
     try:
         array = np.asarray(value)
     except ValueError as error:
         raise ShapeError(f"a list of unequal rows is not a tensor: {error}") from None
-    is_number = wanted is None or wanted.kind != "O"
-    if plain and is_number and numbers.integers(array, value) is not None:
-        return numbers.under(value, np.dtype(np.int64) if wanted is None else wanted)
-    if array.dtype.kind in "OSU":
-        if wanted is not None and wanted.kind != "O":
-            raise _mismatch(value, "string", dtype)
-        return _as_bytes(array)
-    if plain and wanted is None:
-        array = _converted(array, np.dtype(_python_dtype(array, value)))
-    if wanted is None or wanted == array.dtype:
-        return np.array(array)
-    if not _fits(array, wanted, plain):
-        raise _mismatch(value, array.dtype.name, dtype)
-    return _converted(array, wanted) if plain else array.astype(wanted)
-
-
-def _converted(array: np.ndarray, dtype: np.dtype) -> np.ndarray:
-    """Return Python numbers as an array of a dtype. Raises if the dtype cannot hold them."""
-    return array.astype(dtype) if dtype.kind == "O" else numbers.under(array, dtype)
+    kind = array.dtype.kind
+    if plain and (whole := numbers.integers(array, value)) is not None:
+        array, kind = whole, "i"
+    elif kind in "OSU":  # (NumPy's own strings lose zero bytes at the end)
+        array, kind = _as_bytes(np.array(value, object) if plain else array), "O"
+    usual = _default_dtype(array, value) if plain and kind in "iuf" else array.dtype
+    wanted = usual if dtype is None else dtype._dtype
+    if wanted.kind not in BECOMES.get(kind, kind) and array.size:
+        got = "string" if kind == "O" else usual.name
+        raise DTypeError(f"Expected {dtypes.of(wanted).name}, got {value!r:.60} of type {got!r}.")
+    return numbers.under(array, wanted) if plain and wanted.kind != "O" else array.astype(wanted)
 
 
 def _as_bytes(array: np.ndarray) -> np.ndarray:
     flat = [v.encode() if isinstance(v, str) else v for v in array.reshape(-1).tolist()]
     if not all(isinstance(v, bytes) for v in flat):
         raise DTypeError(f"a tensor holds numbers, bools or strings, got {array!r:.80}")
-    made = np.empty(len(flat), object)
-    made[:] = flat
-    return made.reshape(array.shape)
+    return np.array(flat, object).reshape(array.shape)
 
 
-def _python_dtype(array: np.ndarray, value: TensorLike) -> Any:
+def _default_dtype(array: np.ndarray, value: TensorLike) -> np.dtype:
     """Return the dtype for Python numbers. NumPy scalars in a list keep their dtype."""
-    if array.dtype.kind == "f" and not _holds_numpy(value):
-        return np.float32
-    if array.dtype.kind in "iu" and not _holds_numpy(value):
-        small = array.size == 0 or (array.min() >= -(2**31) and array.max() < 2**31)
-        return np.int32 if small else np.int64
-    return array.dtype if array.size else np.float32
-
-
-def _holds_numpy(value: Any) -> bool:
-    if isinstance(value, list | tuple):
-        return bool(value) and _holds_numpy(value[0])
-    return isinstance(value, np.ndarray | np.generic)
-
-
-def _fits(array: np.ndarray, wanted: np.dtype, plain: bool) -> bool:
-    """Return whether values may become a dtype. Ints may become floats, fractions not ints."""
-    if array.dtype.kind == "b" or wanted.kind == "b":
-        return array.dtype.kind == wanted.kind
-    order = "iufc"
-    wider = order.index(wanted.kind) >= order.index(array.dtype.kind)
-    return wider or (array.dtype.kind in "iu" and wanted.kind in "iu") or array.size == 0
-
-
-def _mismatch(value: TensorLike, got: str, wanted: DType | None) -> DTypeError:
-    return DTypeError(
-        f"Expected {wanted.name if wanted else 'numbers'}, got {value!r:.60} of type {got!r}."
-    )
+    while isinstance(value, list | tuple) and value:
+        value = value[0]
+    if isinstance(value, np.ndarray | np.generic):
+        return array.dtype
+    if array.dtype.kind == "f":
+        return np.dtype(np.float32)
+    small = array.min(initial=0) >= -(2**31) and array.max(initial=0) < 2**31
+    return np.dtype(np.int32 if small else np.int64)
 
 
 def constant(
@@ -183,31 +156,30 @@ def convert_to_tensor(
                 f"{found.dtype.name}: {found}. Use tf.cast."
             )
         return found
-    if isinstance(value, Operation):
-        raise ArgumentError(f"Can't convert Operation {value.name!r} to Tensor: it has no value")
     if isinstance(value, list | tuple) and _holds_tensors(value):
         return CONVERSIONS[Sequence](value, wanted, name)
-    if callable(value):
-        raise ArgumentError(f"expected a tensor or a value, got the function {value!r}")
+    if isinstance(value, Operation) or callable(value):
+        raise ArgumentError(f"Can't convert {value!r:.80} to a tensor: it has no value")
     if value is None:
         raise GraphError("None values not supported: expected a tensor or a value")
-    prefer = None if preferred_dtype is None else dtypes.as_dtype(preferred_dtype)
-    if wanted is None and prefer is not None:
-        try:
-            return constant(value, prefer, name=name or "Const")
-        except DTypeError:
-            pass
+    if wanted is None and preferred_dtype is not None:
+        with suppress(DTypeError):
+            return constant(value, preferred_dtype, name=name or "Const")
     return constant(value, wanted, name=name or "Const")
 
 
 def _holds_tensors(values: Sequence[TensorLike]) -> bool:
-    nested = [v for v in values if isinstance(v, list | tuple)]
-    return any(is_tensor(v) or isinstance(v, Dim) for v in values) or any(
-        map(_holds_tensors, nested)
+    return any(
+        _holds_tensors(v) if isinstance(v, list | tuple) else is_tensor(v) or isinstance(v, Dim)
+        for v in values
     )
 
 
 # -- building ops --------------------------------------------------------------------------------
+
+
+class ConversionError(DTypeError, ValueError):
+    """A tensor has another dtype than requested: TensorFlow raises a ValueError or a TypeError."""
 
 
 def same_dtype(name: str, *values: TensorLike) -> list[Any]:
@@ -215,33 +187,30 @@ def same_dtype(name: str, *values: TensorLike) -> list[Any]:
 
     Numbers take this dtype. Raises TypeError for tensors of different dtypes.
     """
-    known = [v for v in values if is_tensor(v)]
-    if not known:
-        first = convert_to_tensor(values[0], name=_operand_name(0))
-        others = enumerate(values[1:], 1)
-        return [first, *[convert_to_tensor(v, first.dtype, _operand_name(i)) for i, v in others]]
-    if all(_is_eager(v) for v in known):
+    if is_eager(*values):
         return list(values)
-    wanted = next(convert_to_tensor(v) for v in known if not _is_eager(v)).dtype.base_dtype
+    known = [v for v in values if is_tensor(v) and not is_eager(v)]
+    wanted = convert_to_tensor(known[0]).dtype.base_dtype if known else None
     made = []
     for i, value in enumerate(values):
+        operand = "xyz"[i] if i < 3 else None  # for the names `add/x` and `add/y`
         try:
-            made.append(convert_to_tensor(value, wanted, name=_operand_name(i)))
+            made.append(convert_to_tensor(value, wanted, operand))
         except DTypeError as error:
+            if wanted is None:
+                raise
             raise ConversionError(
                 f"Input {i} of {name!r} has another dtype than {wanted.name}, which the others "
                 f"have: {error}"
             ) from None
+        wanted = wanted or made[0].dtype
     return made
 
 
-def _operand_name(i: int) -> str | None:
-    """Return the name of an operand's constant: x, y or z, for `add/x` and `add/y`."""
-    return "xyz"[i] if i < 3 else None
-
-
-def _is_eager(value: Any) -> bool:
-    return isinstance(value, rg.Tensor) and not is_symbolic(value)
+def is_eager(*values: TensorLike) -> bool:
+    """Return whether the values contain tensors and all of them are eager Tensors."""
+    known = [v for v in values if is_tensor(v)]
+    return bool(known) and all(isinstance(v, rg.Tensor) and not is_symbolic(v) for v in known)
 
 
 def build(
@@ -252,7 +221,7 @@ def build(
     `build` converts the arguments to tensors of the graph. If all are eager Tensors, it returns
     the eager result instead.
     """
-    if any(_is_eager(t) for t in tensors) and all(_is_eager(t) or t is None for t in tensors):
+    if is_eager(*tensors):
         return function(*tensors, **attrs)
     xs = [t if t is None else convert_to_tensor(t)._read() for t in tensors]
     graph = current_graph()
@@ -262,19 +231,14 @@ def build(
 
 def static_value(value: TensorLike, what: str) -> Any:
     """Return an attribute, such as an axis, as Python ints. A tensor's value must be known."""
-    if isinstance(value, Tensor):
-        content = value._symbol.content
-        if content is None or any(isinstance(n, Dim) for n in content.flat):
-            raise GraphError(
-                f"{what} must be known when the graph is built; {value} is known only in the run"
-            )
-        rely(value._symbol)
-        value = content
-    if isinstance(value, np.ndarray | np.generic):
-        value = value.tolist()
-    if isinstance(value, list | tuple):
-        return tuple(static_value(v, what) for v in value)
-    return value if value is None or isinstance(value, bool) else int(value)
+    if value is None or isinstance(value, bool):
+        return value
+    sizes = as_sizes(value)
+    if [*dims.parts(sizes)]:
+        raise GraphError(
+            f"{what} must be known when the graph is built; {value} is known only in the run"
+        )
+    return sizes
 
 
 def as_sizes(value: TensorLike) -> Any:
@@ -284,7 +248,7 @@ def as_sizes(value: TensorLike) -> Any:
     """
     if isinstance(value, TensorShape):
         value = value.as_list()
-    if isinstance(value, np.ndarray) or (_is_eager(value) and value.dtype.kind in "iu"):
+    if isinstance(value, np.ndarray) or (is_eager(value) and value.dtype.kind in "iu"):
         value = value.tolist()
     if isinstance(value, list | tuple):
         return tuple([as_sizes(v) for v in value])
@@ -299,10 +263,3 @@ def as_sizes(value: TensorLike) -> Any:
     if value is None:
         raise GraphError("a size is None here; pass a number, -1 or tf.shape(x)[i]")
     return int(value)
-
-
-class ConversionError(DTypeError, ValueError):
-    """A tensor has another dtype than requested: TensorFlow raises a ValueError or a TypeError."""
-
-
-FACES[object] = convert_to_tensor

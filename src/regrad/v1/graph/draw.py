@@ -1,19 +1,22 @@
-"""Graphs as a table, as a picture, and as a source in Graphviz's language."""
+"""Graphs as a table and as a picture."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
+from itertools import accumulate
 
 from regrad.core.bindings import CountedRule
 from regrad.core.rule import NoGradient, NoRule, place
+from regrad.core.tensor import TensorLike
 from regrad.errors import printable
-from regrad.graph.graph import CONST, Node, OpGraph, Symbol
+from regrad.graph.graph import CONST, Node, OpGraph
 from regrad.graph.plan import needed
 from regrad.inspection.drawings import Arrow, Box, BoxKind, Drawing
+from regrad.v1 import dtypes
 from regrad.v1.graph.static_shapes import TensorShape
+from regrad.v1.graph.tensors import node_of
 
-# -- texts of ops --------------------------------------------------------------------------------
+KINDS: dict[str, BoxKind] = {"Placeholder": "input", "VariableV2": "variable", "Const": "constant"}
 
 
 def is_overridden(node: Node) -> bool:
@@ -21,41 +24,25 @@ def is_overridden(node: Node) -> bool:
     return isinstance(node.rule, CountedRule)
 
 
-def rule_name(node: Node) -> str:
-    """Return the name of an op's rule, `built in`, or `none` for ops without a gradient."""
+def cells(node: Node) -> tuple[str, str, str, str]:
+    """Return the name, the type, the outputs and the rule of an op, as in the table.
+
+    The rule is `built in` for the op's own rule, and `none` for ops without a gradient.
+    """
     rule = node.rule
-    if isinstance(rule, NoGradient):
-        return "none"
-    if isinstance(rule, NoRule):
-        return "missing"
-    if rule is node.op.rule:
-        return "built in"
-    return rule.name or "none"
+    built_in = rule is node.op.rule and not isinstance(rule, NoGradient | NoRule)
+    outputs = [f"{dtypes.of(s.dtype).name} {TensorShape(s.shape)}" for s in node.symbols]
+    rule_name = "built in" if built_in else rule.name or "none"
+    return node.name, node.op.type.lstrip("_"), ", ".join(outputs), rule_name
 
 
-def _shape(symbol: Symbol) -> str:
-    return str(TensorShape(symbol.shape))
-
-
-def _dtype(symbol: Symbol) -> str:
-    return "string" if symbol.dtype.kind == "O" else symbol.dtype.name
-
-
-def _outputs(node: Node) -> str:
-    return ", ".join(f"{_dtype(s)} {_shape(s)}" for s in node.symbols)
-
-
-def _select(graph: OpGraph, of: Sequence[Node] | None) -> list[Node]:
+def _select(graph: OpGraph, of: TensorLike) -> list[Node]:
     """Return all ops of a graph, or only the ops that `of` needs."""
-    return graph.nodes if of is None else needed(of, set())
+    listed = of if isinstance(of, list | tuple) else [of]
+    return graph.nodes if of is None else needed(map(node_of, listed), set())
 
 
-# -- the table -----------------------------------------------------------------------------------
-
-HEADER = ("name", "type", "output", "rule")
-
-
-def summary(graph: OpGraph, of: Sequence[Node] | None = None) -> str:
+def summary(graph: OpGraph, of: TensorLike = None) -> str:
     """Return a table of the ops: name, type, dtype and shape of the output, and rule.
 
     Args:
@@ -75,134 +62,57 @@ def summary(graph: OpGraph, of: Sequence[Node] | None = None) -> str:
     Sign  Sign         float32 (?, 2)  * Identity
     2 ops, 1 overridden (*)
     """
+    rows: list[tuple[str, ...]] = [("name", "type", "output", "rule")]
     nodes = _select(graph, of)
-    rows = [HEADER, *map(_row, nodes)]
+    for node in nodes:
+        *others, rule = map(printable, cells(node))
+        rows.append((*others, f"* {rule}" if is_overridden(node) else rule))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
     count = sum(map(is_overridden, nodes))
-    lines.append(f"{len(nodes)} ops, {count} overridden (*)")
-    return "\n".join(lines)
+    return "\n".join([*lines, f"{len(nodes)} ops, {count} overridden (*)"])
 
 
-def _row(node: Node) -> tuple[str, str, str, str]:
-    mark = "* " if is_overridden(node) else ""
-    return node.name, printable(_type(node)), _outputs(node), mark + printable(rule_name(node))
-
-
-def _type(node: Node) -> str:
-    return node.op.type.lstrip("_")
-
-
-# -- the picture ---------------------------------------------------------------------------------
-
-KINDS: dict[str, BoxKind] = {"Placeholder": "input", "VariableV2": "variable", "Const": "constant"}
-
-
-def draw(graph: OpGraph, of: Sequence[Node] | None = None, initializers: bool = False) -> Drawing:
+def draw(graph: OpGraph, of: TensorLike = None) -> Drawing:
     """Return the graph as a `Drawing`, with `svg` (by Graphviz) and `html` (an interactive page).
 
     Args:
         of: Tensors or ops. Only the ops that they need are drawn, by default all ops.
-        initializers: Whether to draw the ops that only initialize Variables, too.
 
     Name scopes are boxes. As many boxes are open as keep the picture legible. An op shows its name,
     its type (if it differs from the name), and the dtype and shape of its output. Constants of one
     element show the element. An op that a `gradient_override_map` bound is orange and shows the
-    name of its rule.
+    name of its rule. Control dependencies are dashed.
     """
     nodes = _select(graph, of)
-    if of is None and not initializers:
-        nodes = _without_initializers(nodes)
-    scopes = {scope for node in nodes for scope in _scopes_of(node.name)}
-    names = {node.name for node in nodes}
+    paths = [node.name.split("/")[:-1] for node in nodes]
+    scopes = {scope for path in paths for scope in accumulate(path, "{}/{}".format)}
     return Drawing(
         tuple(_box(node, scopes) for node in nodes),
-        tuple(arrow for arrow in _arrows(nodes) if arrow.source in names),
+        tuple(arrow for node in nodes for arrow in _arrows(node)),
         "graph",
     )
 
 
-def to_dot(graph: OpGraph, of: Sequence[Node] | None = None) -> str:
-    """Return the source of a picture of the graph for the program `dot`, with all scopes open.
-
-    Args:
-        of: Tensors or ops. Only the ops that they need are drawn, by default all ops.
-
-    See `draw` for the contents. Control dependencies are dashed.
-    """
-    return draw(graph, of, initializers=True).dot()
-
-
-def to_svg(
-    graph: OpGraph, path: str | os.PathLike[str] | None = None, of: Sequence[Node] | None = None
-) -> str:
-    """Return the picture of `draw` as SVG, and write it to `path` if the caller passes one.
-
-    Args:
-        path: A file to write. The file is replaced atomically.
-        of: Tensors or ops. Only the ops that they need are drawn, by default all but initializers.
-
-    Raises ImportError, which names the package to install, if the package `graphviz` or the program
-    `dot` is missing.
-    """
-    return draw(graph, of).svg(path)
-
-
-def _without_initializers(nodes: Sequence[Node]) -> list[Node]:
-    """Return the ops without the ops that only initialize Variables."""
-    takers: dict[Node, list[Node]] = {node: [] for node in nodes}
-    for node in nodes:
-        for source in _sources(node):
-            takers.setdefault(source, []).append(node)
-    hidden = {
-        node for node in nodes
-        if node.op.type == "Assign" and node.name == f"{_sources(node)[0].name}/Assign"
-    }  # fmt: skip
-    for node in reversed(nodes):  # (an op comes after its inputs)
-        used = takers[node]
-        if used and hidden.issuperset(used) and node.op.type not in ("VariableV2", "Placeholder"):
-            hidden.add(node)
-    for node in nodes:  # ops that run all initializers
-        sources = _sources(node)
-        if node.op.type == "NoOp" and sources and hidden.issuperset(sources):
-            hidden.add(node)
-    return [node for node in nodes if node not in hidden]
-
-
-def _sources(node: Node) -> list[Node]:
-    return [*[symbol.node for symbol in node.sources()], *node.control]
-
-
 def _box(node: Node, scopes: set[str]) -> Box:
-    lines = dict.fromkeys([node.name.rpartition("/")[2], _type(node), _outputs(node), _value(node)])
+    name, op_type, output, rule = cells(node)
+    lines = dict.fromkeys([name.rpartition("/")[2], op_type, output])
+    if node.op is CONST and node.attrs["value"].size == 1:
+        lines[f"= {node.attrs['value'].item()!r:.30}"] = None
     kind = KINDS.get(node.op.type, "op")
+    details = {"type": op_type, "output": output, "rule": rule}
     if is_overridden(node):
-        lines[f"rule: {rule_name(node)}"] = None
+        lines[f"rule: {rule}"] = None
         kind = "override"
+        if node.rule.function is not None:
+            details["source"] = place(node.rule.function)
     # The op of a variable belongs to the scope of the same name.
-    scope = node.name if node.name in scopes else node.name.rpartition("/")[0]
-    details = {"type": _type(node), "output": _outputs(node), "rule": rule_name(node)}
-    if node.rule.function is not None and kind == "override":
-        details["source"] = place(node.rule.function)
-    return Box(node.name, tuple(lines), tuple(scope.split("/")) if scope else (), kind, details)
+    scope = name if name in scopes else name.rpartition("/")[0]
+    return Box(name, tuple(lines), tuple(scope.split("/")) if scope else (), kind, details)
 
 
-def _scopes_of(name: str) -> Iterator[str]:
-    """Return the scopes of an op's name, such as `a` and `a/b` for `a/b/c`."""
-    parts = name.split("/")
-    return ("/".join(parts[:i]) for i in range(1, len(parts)))
-
-
-def _value(node: Node) -> str:
-    """Return the text of the value of a constant of one element."""
-    if node.op is not CONST or node.attrs["value"].size != 1:
-        return ""
-    return f"= {node.attrs['value'].item()!r:.30}"
-
-
-def _arrows(nodes: Iterable[Node]) -> Iterator[Arrow]:
-    for node in nodes:
-        for symbol in node.sources():
-            yield Arrow(symbol.node.name, node.name, _shape(symbol))
-        for before in node.control:
-            yield Arrow(before.name, node.name, dashed=True)
+def _arrows(node: Node) -> Iterator[Arrow]:
+    for symbol in node.sources():
+        yield Arrow(symbol.node.name, node.name, str(TensorShape(symbol.shape)))
+    for before in node.control:
+        yield Arrow(before.name, node.name, dashed=True)

@@ -18,18 +18,17 @@ from regrad.core import numbers
 from regrad.core.dims import UnknownRank
 from regrad.core.tensor import TensorLike
 from regrad.errors import ArgumentError
-from regrad.graph.graph import is_symbolic
 from regrad.v1 import dtypes
-from regrad.v1.graph.conversion import build, convert_to_tensor, same_dtype, static_value
+from regrad.v1.graph.conversion import (
+    build,
+    convert_to_tensor,
+    is_eager,
+    same_dtype,
+    static_value,
+)
 from regrad.v1.graph.graphs import current_graph
 from regrad.v1.graph.kinds import ANY, check_kinds
-from regrad.v1.graph.tensors import Tensor, face, is_tensor, rg_read
-
-
-def is_eager(*values: TensorLike) -> bool:
-    """Return whether the values contain tensors and all of them are eager Tensors."""
-    known = [v for v in values if is_tensor(v)]
-    return bool(known) and all(isinstance(v, rg.Tensor) and not is_symbolic(v) for v in known)
+from regrad.v1.graph.tensors import Tensor, face, rg_read
 
 
 def scope(name: str, *values: TensorLike) -> Any:
@@ -47,8 +46,9 @@ def tensor(
     """
     if is_eager(value) or not is_eager(value, like):
         return value if is_eager(value) else convert_to_tensor(value, dtype, name)
-    array = np.asarray(value)
-    return rg.asarray(array if dtype is None else numbers.under(array, dtypes.to_numpy(dtype)))
+    if dtype is not None:
+        value = numbers.under(np.asarray(value), dtypes.to_numpy(dtype))
+    return rg.asarray(value)
 
 
 def dtype_of(x: TensorLike) -> np.dtype:

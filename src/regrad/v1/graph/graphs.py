@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from typing import Any
@@ -20,22 +21,18 @@ from regrad.core.registry import OPS, RULES, Op, canonical, resolve
 from regrad.core.rule import NoGradient, Rule
 from regrad.core.state import current
 from regrad.core.tape import rule_in_force
-from regrad.core.tensor import Readable, Tensor, TensorLike
+from regrad.core.tensor import TensorLike
 from regrad.errors import ArgumentError, GraphError, UnknownOpError, UnusedOverrideWarning, near
 from regrad.graph.graph import INNERMOST, Node
-from regrad.inspection.drawings import Drawing
 from regrad.shapes.infer import Spec
 from regrad.v1.graph import draw
+from regrad.v1.graph.tensors import Operation, Tensor, face, node_of, operation
 from regrad.v1.graph.tf_op_types import is_never_made
 
 __all__ = [
     "Graph", "GraphKeys", "add_to_collection", "control_dependencies", "device", "get_collection",
     "get_collection_ref", "get_default_graph", "name_scope", "reset_default_graph",
 ]  # fmt: skip
-
-# Functions that wrap nodes, symbolic Tensors and values (`object`) in TensorFlow's classes. The
-# modules `tensors` and `conversion` fill the dict.
-FACES: dict[type, Callable[..., Any]] = {}
 
 # Functions that get each new graph.
 MADE: list[Callable[[Any], None]] = []
@@ -74,7 +71,7 @@ class Graph(engine.OpGraph):
         yield from stay(self, _DEFAULT, self)
 
     def view_of(self, node: Node) -> Any:
-        return FACES[Node](node)
+        return operation(node)
 
     # -- ops and tensors -------------------------------------------------------------------------
 
@@ -102,18 +99,25 @@ class Graph(engine.OpGraph):
                 f"The name {name!r} refers to a Tensor which does not exist. The operation, "
                 f"{op_name!r}, has only {len(node.symbols)} outputs."
             )
-        return FACES[engine.Symbolic](engine.tensor_of(node.symbols[int(index)]))
+        return face(engine.tensor_of(node.symbols[int(index)]))
 
     def as_graph_element(
         self, obj: TensorLike, allow_tensor: bool = True, allow_operation: bool = True
     ) -> Any:
-        """Return the tensor or op of this graph for a name, a tensor, an op or a Variable."""
+        """Return the tensor or op of this graph for a name, a tensor, an op or a Variable.
+
+        Raises TypeError for an object that is not allowed, and ValueError for one of another graph.
+        """
         if isinstance(obj, str):
-            by_name = self.get_tensor_by_name if ":" in obj else self.get_operation_by_name
-            return by_name(obj)
-        if not hasattr(obj, "graph"):
-            raise ArgumentError(f"Can not convert {obj!r:.80} to a Tensor or an Operation")
-        if getattr(obj, "graph", None) is not self:
+            obj = (self.get_tensor_by_name if ":" in obj else self.get_operation_by_name)(obj)
+        obj = obj if isinstance(obj, Operation) else getattr(obj, "_ref", lambda: obj)()
+        allowed = (Tensor,) * allow_tensor + (Operation,) * allow_operation
+        if not isinstance(obj, allowed):
+            names = " or ".join(kind.__name__ for kind in allowed)
+            raise ArgumentError(
+                f"Can not convert a {type(obj).__name__} into a {names}: {obj!r:.80}"
+            )
+        if obj.graph is not self:
             raise GraphError(f"{obj!r} is not an element of this graph.")
         return obj
 
@@ -137,20 +141,24 @@ class Graph(engine.OpGraph):
 
     def unique_name(self, name: str, mark_as_used: bool = True) -> str:
         """Return a name in the current scope that no op has yet."""
-        if mark_as_used:
-            return self.unique(name)
-        before = dict(self._taken)
+        before = self._taken.copy()
         try:
             return self.unique(name)
         finally:
-            self._taken = before
+            if not mark_as_used:
+                self._taken = before
 
     @contextlib.contextmanager
     def device(self, name: str | Callable[..., Any] | None) -> Iterator[None]:
         """Return a context manager without effect. NumPy decides where arrays are."""
         yield
 
-    colocate_with = device
+    @contextlib.contextmanager
+    def colocate_with(self, op: TensorLike, ignore_existing: bool = False) -> Iterator[None]:
+        """Return a context manager without effect, as `device`. None needs `ignore_existing`."""
+        if op is None and not ignore_existing:
+            raise GraphError("colocate_with: to reset it, pass None with ignore_existing=True")
+        yield
 
     @block
     def control_dependencies(  # pyright: ignore[reportIncompatibleMethodOverride] (TensorFlow's)
@@ -166,21 +174,15 @@ class Graph(engine.OpGraph):
 
     # -- seeing it -------------------------------------------------------------------------------
 
-    def summary(self, of: TensorLike = None) -> str:
-        """Return a table of the ops and their rules; see `regrad.v1.graph.draw.summary`."""
-        return draw.summary(self, nodes_of(of))
+    summary, draw = draw.summary, draw.draw
 
     def to_dot(self, of: TensorLike = None) -> str:
-        """Return the graph in Graphviz's language; see `regrad.v1.graph.draw.to_dot`."""
-        return draw.to_dot(self, nodes_of(of))
-
-    def draw(self, of: TensorLike = None, initializers: bool = False) -> Drawing:
-        """Return the graph as an interactive picture; see `regrad.v1.graph.draw.draw`."""
-        return draw.draw(self, nodes_of(of), initializers)
+        """Return the picture's source in Graphviz's language, with all scopes open."""
+        return self.draw(of).dot()
 
     def to_svg(self, path: str | os.PathLike[str] | None = None, of: TensorLike = None) -> str:
-        """Return the graph as a picture that Graphviz draws; see `regrad.v1.graph.draw.to_svg`."""
-        return draw.to_svg(self, path, nodes_of(of))
+        """Return the picture as SVG, drawn by Graphviz; see `Drawing.svg`."""
+        return self.draw(of).svg(path)
 
     def _repr_svg_(self) -> str | None:
         return self.draw()._repr_svg_()
@@ -198,8 +200,6 @@ class Graph(engine.OpGraph):
 
     def get_collection(self, name: str, scope: str | None = None) -> list[Any]:
         """Return a copy of a collection, with `scope` only values whose names begin with it."""
-        import re
-
         values = self._collections.get(name, [])
         if scope is None:
             return list(values)
@@ -210,8 +210,8 @@ class Graph(engine.OpGraph):
         return self._collections.setdefault(name, [])
 
     def get_all_collection_keys(self) -> list[Any]:
-        """Return the names of all nonempty collections."""
-        return [name for name, values in self._collections.items() if values]
+        """Return the names of the collections, in the order in which they were made."""
+        return [name for name in self._collections if isinstance(name, str)]
 
     def clear_collection(self, name: str) -> None:
         """Empty a collection."""
@@ -232,7 +232,8 @@ class Graph(engine.OpGraph):
 
         Entering the scope raises TypeError unless the map is a dict of strings to strings or
         functions, and UnknownOpError (a LookupError) for a key that is not an op type. For an op
-        type of TensorFlow that regrad.v1 never makes, it warns with an UnusedOverrideWarning.
+        type of TensorFlow that may be on the path of a gradient and that regrad.v1 never makes, it
+        warns with an UnusedOverrideWarning.
 
         Source: `tf.Graph.gradient_override_map`.
         """
@@ -271,9 +272,9 @@ class GraphOverrideScope(OverrideScope):
                 "a gradient_override_map scope can be entered only once; make a new one"
             )
         self._used = True
-        never = {k for k in self._rules if isinstance(k, str) and is_never_made(k)}
+        never = [k for k in self._rules if isinstance(k, str) and is_never_made(k)]
         self._rules = {k: v for k, v in self._rules.items() if k not in never}
-        for key in sorted(never):
+        for key in never:
             if key not in self._marked:
                 warn_caller(
                     f"gradient_override_map: regrad.v1 never makes the op type {key!r} of "
@@ -314,9 +315,6 @@ class LateRule(Rule):
 
     def keeps(self, wanted: frozenset[int]) -> tuple[frozenset[int], bool]:
         return frozenset(range(len(self.op.inputs))), True
-
-    def linear_in(self, wanted: frozenset[int]) -> bool:
-        return self.found("").linear_in(wanted)
 
     def found(self, where: str) -> Rule:
         """Return the rule. Raises a LookupError that names the op and the missing registration."""
@@ -404,7 +402,7 @@ AROUND.append(lambda names, steps: current_graph().named(names, steps))
 
 
 def add_op(
-    op: Op, name: str | None, inputs: Sequence[Tensor], attrs: dict[str, Any],
+    op: Op, name: str | None, inputs: Sequence[TensorLike], attrs: dict[str, Any],
     specs: Sequence[Spec], rule: Rule | None = None,
 ) -> Any:  # fmt: skip
     """Add an op to the graph that is being built, and return its outputs.
@@ -419,26 +417,6 @@ def add_op(
         rule = op.rule if state is None else rule_in_force(state, op, xs, graph.root)
     with graph.naming(op.type, name):
         return engine.put_down(graph, op, rule, xs, attrs, layout, specs)
-
-
-def node_of(x: TensorLike) -> Node:
-    """Return the node of a tensor, an op or a Variable."""
-    node = getattr(x, "_node", None)
-    if node is None:
-        symbol = getattr(x, "_symbol", None)
-        if symbol is None and isinstance(x, Readable):
-            symbol = type(x)._read(x)._data
-        if symbol is None:
-            raise ArgumentError(f"expected a tensor or an op, got {x!r:.60}")
-        node = symbol.node
-    return node
-
-
-def nodes_of(xs: TensorLike) -> list[Node] | None:
-    """Return the nodes of some tensors and ops; None for None."""
-    if xs is None:
-        return None
-    return [node_of(x) for x in (xs if isinstance(xs, list | tuple) else [xs])]
 
 
 def name_scope(

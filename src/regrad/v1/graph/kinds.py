@@ -12,7 +12,7 @@ ANY, BOOLS, INTEGERS, FLOATS, COMPLEX = "", "b", "iu", "f", "c"
 REALS, INEXACT, NUMBERS = "iuf", "fc", "iufc"
 SPELT = {
     "b": "bools", "iu": "integers", "f": "real floats", "c": "complex numbers",
-    "iuf": "real numbers", "fc": "floats",
+    "iuf": "real numbers", "fc": "real or complex floats", "iufc": "real or complex numbers",
 }  # fmt: skip
 
 
@@ -21,7 +21,7 @@ def check_kinds(op_type: str, kinds: str, *xs: TensorLike) -> None:
     for x in xs:
         dtype = rg_read(x).dtype
         if kinds and dtype.kind not in kinds:
+            expected = SPELT[kinds].removeprefix("real or complex ")
             raise DTypeError(
-                f"{op_type} takes {SPELT.get(kinds, 'numbers')}, got {dtypes.of(dtype).name}: {x}. "
-                "Use tf.cast."
+                f"{op_type} takes {expected}, got {dtypes.of(dtype).name}: {x}. Use tf.cast."
             )

@@ -12,7 +12,7 @@ from regrad.core.tensor import TensorLike
 from regrad.graph.graph import NO_RULE, graph_op
 from regrad.shapes.infer import Spec
 from regrad.v1 import dtypes, errors
-from regrad.v1.graph.conversion import convert_to_tensor
+from regrad.v1.graph.conversion import as_array, convert_to_tensor
 from regrad.v1.graph.graphs import add_op, current_graph
 from regrad.v1.graph.tensors import Operation, Tensor, face, operation
 
@@ -46,8 +46,8 @@ def _call_python(xp: Any, xs: Sequence[Any], func: Callable[..., Any], Tout: Any
 
 def _returned(value: Any, dtype: np.dtype, index: int) -> np.ndarray:
     array = np.asarray(value)
-    if array.dtype.kind in "SU":
-        array = array.astype("S").astype(object)
+    if dtype.kind == "O" and array.dtype.kind in "OSU":
+        array = as_array(value)
     plain = not isinstance(value, np.ndarray | np.generic)
     if array.dtype != dtype and not (plain and array.dtype.kind == dtype.kind):
         raise errors.InvalidArgumentError(
@@ -185,12 +185,8 @@ def Print(
     [1. 2.]
     """
     xs = [convert_to_tensor(v)._read() for v in (input_, *data)]
-    attrs = {
-        "message": message or "",
-        "first_n": -1 if first_n is None else first_n,
-        "summarize": 3 if summarize is None else summarize,
-        "printed": [0],
-    }
+    first, count = -1 if first_n is None else first_n, 3 if summarize is None else summarize
+    attrs = {"message": message or "", "first_n": first, "summarize": count, "printed": [0]}
     return face(add_op(PRINT, name or "Print", xs, attrs, [xs[0]._data.spec]))
 
 

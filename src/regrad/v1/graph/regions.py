@@ -27,10 +27,9 @@ A gradient recomputes the values of the forward pass that it needs.
 from __future__ import annotations
 
 import itertools
-from collections import defaultdict
-from collections.abc import Container, Generator, Iterable, Sequence
+from collections.abc import Container, Generator, Iterable, Iterator, Sequence
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any
 
@@ -38,12 +37,9 @@ import numpy as np
 
 import regrad as rg
 from regrad.autodiff.custom_nodes import PathRule, reaching
-from regrad.core import dims
 from regrad.core.backends import is_inexact
 from regrad.core.blocks import block, stay
-from regrad.core.protocols import NodeLike
-from regrad.core.pullback import or_zeros
-from regrad.core.registry import OPS, Op
+from regrad.core.registry import OPS
 from regrad.errors import GradientError, ShapeError
 from regrad.graph.deferred import spec_of_record
 from regrad.graph.graph import INNERMOST, PLACEHOLDER, Node, OpGraph, Symbol, graph_op
@@ -111,21 +107,22 @@ class Control:
     """The inner graph and the steps of a node.
 
     Args:
-        inputs: The placeholders, one for each input of the node. The first input of an `If` is its
-            predicate.
+        loops: Whether it is a loop.
         test: The condition of a loop.
         limit: The maximum number of iterations.
         entries: The ids of the placeholders that have one entry of an input in each iteration. The
             outputs of the last step after its loop variables are stacked in the same way.
+        inputs: The placeholders, one for each input of the node. The first input of an `If` is its
+            predicate.
     """
 
     graph: OpGraph
-    inputs: Tensors
     steps: list[Step]
     loops: bool = False
     test: Step | None = None
     limit: int | None = None
     entries: frozenset[int] = frozenset()
+    inputs: Tensors = ()
 
     @property
     def parts(self) -> list[Step]:
@@ -140,9 +137,8 @@ class Control:
     @cached_property
     def ends(self) -> list[tuple[rg.Tensor, ...]]:
         """The inner tensors whose gradient is the gradient of an output of the node."""
-        if not self.loops:
-            return list(zip(*[step.outputs for step in self.steps], strict=True))
-        return [(y,) for _, y in self.turns] + [(y,) for y in self.steps[-1].stacked]
+        ends = [step.outputs for step in self.steps]
+        return list(zip(*([itertools.chain(*ends)] if self.loops else ends), strict=True))
 
     @cached_property
     def turns(self) -> list[tuple[rg.Tensor, rg.Tensor]]:
@@ -152,10 +148,11 @@ class Control:
     @cached_property
     def kept(self) -> list[list[int]]:
         """For each sweep the ids of the loop variables that later sweeps read."""
-        ids = [{s.id for s in step.reads} for step in self.steps]
-        later = [set[int]().union(*ids[k + 1 :]) for k in range(len(ids))]
-        return [[x._id for x in step.carries if x._id in read]
-                for step, read in zip(self.steps, later, strict=True)]  # fmt: skip
+        kept = []
+        for k, step in enumerate(self.steps, 1):
+            read = {s.id for later in self.steps[k:] for s in later.reads}
+            kept.append([x._id for x in step.carries if x._id in read])
+        return kept
 
     def known(self, values: Iterable[Any]) -> dict[int, Any]:
         """Return the values of the inputs by the ids of their placeholders."""
@@ -170,7 +167,7 @@ class Control:
 
     # -- dependences of outputs on inputs --------------------------------------------------------
 
-    def spread(self, xs: Tensors) -> None:
+    def spread(self, xs: Tensors) -> Control:
         """Mark the inner integers that carry a gradient because their outer tensor carries one."""
         pairs = [*zip(xs, self.inputs, strict=True), *[(y, x) for x, y in self.turns]]
         while new := [x._data for y, x in pairs if y._data.carries and not x._data.carries]:
@@ -178,6 +175,7 @@ class Control:
                 symbol.carries = True
             for node in self.graph.nodes:
                 node.carry()
+        return self
 
     def used(self, outputs: Iterable[int]) -> tuple[list[Symbol], dict[int, Symbol]]:
         """Return the symbols where a gradient of these outputs starts, and those it may reach.
@@ -192,18 +190,15 @@ class Control:
                 return list(ends.values()), used
             ends.update(more)
 
-    def watched(self, outputs: Iterable[int], inputs: Iterable[int]) -> tuple[set[int], set[int]]:
-        """Return the ids of the symbols on a path from these inputs to these outputs.
-
-        The second set has the ids of the symbols from which a path leads to the outputs.
-        """
+    def watched(self, outputs: Iterable[int], inputs: Iterable[int]) -> set[int]:
+        """Return the ids of the symbols on a path from these inputs to these outputs."""
         ends, used = self.used(outputs)
         ids = {x._id for x in (self.inputs[i] for i in inputs) if x._data.carries}
         while True:
             found = path(ends, ids)[1]
             more = {x._id for x, y in self.turns if y._id in found and x._id in used}
             if more <= ids:
-                return found, set(used)
+                return found & used.keys()
             ids |= more
 
 
@@ -211,7 +206,7 @@ class Control:
 
 
 @block
-def inside(graph: OpGraph | None) -> Generator[OpGraph | None]:
+def inside(graph: OpGraph | None) -> Generator[Any]:
     """Put ops made in the block into the inner graph, or into the default graph for None."""
     yield from stay(graph, INNERMOST, graph)
 
@@ -225,19 +220,30 @@ def new_graph(name: str) -> OpGraph:
 
 
 def control_node(
-    op: Op, name: str, graph: OpGraph, inputs: Inputs, specs: Sequence[Spec], steps: list[Step],
-    **settings: Any,
-) -> tuple[rg.Tensor, ...]:  # fmt: skip
+    name: str, inputs: Inputs, specs: Sequence[Spec], control: Control
+) -> tuple[rg.Tensor, ...]:
     """Make a node of control flow. Captured tensors that a step reads become inputs."""
-    own, control = {x._id for _, x in inputs}, Control(graph, [], steps, **settings)
-    first, carries = inputs[0][1]._id, {x._id for x, _ in control.turns}
-    read = {s.id for step in control.parts for s in step.reads} | {first} | carries
+    own, graph = {x._id for _, x in inputs}, control.graph
+    read = {s.id for step in control.parts for s in step.reads} | control.entries
+    read |= {inputs[0][1]._id, *[x._id for x, _ in control.turns]}
     captured = [pair for pair in graph.captures.values() if pair[1]._id not in own]
-    inputs = [pair for pair in (*inputs, *captured) if pair[1]._id in read | control.entries]
-    control.inputs = [x for _, x in inputs]
+    inputs = [pair for pair in (*inputs, *captured) if pair[1]._id in read]
+    control.inputs, op = [x for _, x in inputs], WHILE if control.loops else IF
     with OpGraph.control_dependencies(current_graph(), graph.waits_for):
-        outer, attrs = [x for x, _ in inputs], {"control": control}
-        return add_op(op, name, outer, attrs, specs, op.rule)
+        return add_op(op, name, [x for x, _ in inputs], {"control": control}, specs, op.rule)
+
+
+def all_nodes(nodes: Iterable[Node]) -> Iterator[Node]:
+    """Yield the nodes, and the nodes of the branches and loops in them."""
+    for node in nodes:
+        yield node
+        for step in node.attrs["control"].parts if "control" in node.attrs else ():
+            yield from all_nodes(step.nodes)
+
+
+def writes(node: Node) -> bool:
+    """Return whether the op writes to a variable."""
+    return node.op.type.startswith(("Assign", "Apply", "ScatterUpdate"))
 
 
 def spec_of(x: rg.Tensor) -> Spec:
@@ -269,9 +275,7 @@ def _floats(xs: Tensors, dxs: Sequence[rg.Tensor | None]) -> list[Any]:
 
 
 def _zeros(x: rg.Tensor) -> rg.Tensor:
-    """Return zeros like x, from the static shape if it is known. (A variable has no value.)"""
-    if not dims.is_known(x._data.shape):
-        return or_zeros(None, x)
+    """Return zeros like x, from its shape alone. (A variable has no value.)"""
     zero = current_graph().constant(np.zeros((), x._data.dtype))
     return OPS["BroadcastTo"].function(zero, x._data.shape)
 
@@ -279,7 +283,7 @@ def _zeros(x: rg.Tensor) -> rg.Tensor:
 def _refuse_writers(steps: Iterable[Step]) -> None:
     """Raise if a gradient would write to a variable again when it recomputes the forward pass."""
     for node in (node for step in steps for node in step.nodes):
-        if node.op.type.startswith(("Assign", "Apply")):
+        if writes(node):
             raise GradientError(
                 f"the gradient of a branch or loop would run {node.name!r} (type "
                 f"{node.op.type}) again, which writes to a variable. Assign after the branch or "
@@ -301,54 +305,42 @@ class ControlRule(PathRule):
     def keeps(self, wanted: frozenset[int]) -> tuple[frozenset[int], bool]:
         return frozenset({0}), True
 
-    def linear_in(self, wanted: frozenset[int]) -> bool:
-        return False  # unknown before the run
-
-    def carries(self, node: NodeLike, index: int) -> bool:
-        control = _spread(node)
+    def carries(self, node: Any, index: int) -> bool:
+        control: Control = node.attrs["control"].spread(node.xs)
         return any(y._data.carries for y in control.results[index])
 
     def sources(self, node: Node, used: Container[int]) -> Iterable[Symbol]:
-        control = _spread(node)
+        control: Control = node.attrs["control"].spread(node.xs)
         found = control.used([s.index for s in node.symbols if s.id in used])[1]
-        pairs = zip(node.xs, control.inputs, strict=True)
-        return [x._data for x, own in pairs if own._id in found]
+        return [x._data for key, x in control.known(node.xs).items() if key in found]
 
     def reached(self, node: Node, used: Container[int], watched: set[int]) -> list[int]:
-        control, outputs = _spread(node), [s.index for s in node.symbols if s.id in used]
+        control: Control = node.attrs["control"].spread(node.xs)
+        outputs = [s.index for s in node.symbols if s.id in used]
         inputs = [i for i, key in enumerate(node.inputs) if key in watched]
-        found = control.watched(outputs, inputs)[0]
-        ends = [(i, y._id) for i in outputs for y in control.results[i]]
-        return [node.symbols[i].id for i, key in ends if key in found]
+        found = control.watched(outputs, inputs)
+        return [node.symbols[i].id for i in outputs for y in control.results[i] if y._id in found]
 
     def pull(self, record: Any, dy: Any, wanted: Sequence[int]) -> Iterable[tuple[int, Any]]:
         control: Control = record.attrs["control"]
-        graph, reached = control.graph, [i for i, d in enumerate(dy) if d is not None]
-        watched, used = control.watched(reached, wanted)
-        turns, carries = control.turns, {x._id for x, _ in control.turns}
-        moved = [i for i, (x, _) in enumerate(turns) if x._id in watched & used]
-        others = [x for x in (control.inputs[i] for i in wanted) if x._id not in carries]
-        wrt = [*[turns[i][0] for i in moved], *[x for x in others if x._data.carries]]
+        turns, reached = control.turns, [i for i, d in enumerate(dy) if d is not None]
+        watched = control.watched(reached, wanted)
+        moved = [i for i, (x, _) in enumerate(turns) if x._id in watched]
+        inner = [x for x, _ in turns] + [control.inputs[i] for i in wanted]
+        wrt = list({x._id: x for x in inner if x._id in watched}.values())
         ends = [*moved, *[i for i in reached if i >= len(turns)]]
         ys = [record.y[i] for i in ends]
         dys = [_zeros(y) if dy[i] is None and _is_float(y) else dy[i]
                for i, y in zip(ends, ys, strict=True)]  # fmt: skip
         dys = _floats(ys, dys)
         inner = [control.ends[i] for i in ends]
-        with inside(graph):
+        with inside(control.graph) as graph:
             alike = filter(_is_float, [y for y, *_ in inner]) if control.loops else dys
             arriving = [graph.placeholder(spec_of(y), "grad_ys") for y in alike]
             dxs = [_pulled(ys, wrt, arriving, graph) for ys in zip(*inner, strict=True)]
         inputs = [*zip(record.xs, control.inputs, strict=True), *zip(dys, arriving, strict=True)]
-        found = _loop_gradient if control.loops else _branch_gradient
-        found = found(control, record, inputs, arriving, dxs)
+        found = _gradient(record, inputs, arriving, dxs)
         return [(0, [found.get(x._id) for x in control.inputs])]
-
-
-def _spread(node: Any) -> Control:
-    control: Control = node.attrs["control"]
-    control.spread(node.xs)
-    return control
 
 
 def _pulled(ys: Tensors, wrt: Tensors, dys: Tensors, graph: OpGraph) -> dict[int, rg.Tensor]:
@@ -359,44 +351,36 @@ def _pulled(ys: Tensors, wrt: Tensors, dys: Tensors, graph: OpGraph) -> dict[int
     return {x._id: _zeros(x) if dx is None else dx for x, dx in pairs}
 
 
-Gradients = list[dict[int, rg.Tensor]]  # for each branch, or for a loop: inner gradients by id
-
-
-def _branch_gradient(
-    control: Control, record: Any, inputs: Inputs, arriving: Tensors, dxs: Gradients
+def _gradient(
+    record: Any, inputs: Inputs, arriving: Tensors, dxs: list[dict[int, rg.Tensor]]
 ) -> dict[int, rg.Tensor]:
-    """Return the gradients of the inputs of an `If`, by the ids of their placeholders."""
-    steps, outer = [Step(list(found.values())) for found in dxs], control.known(record.xs)
-    _refuse_writers(steps)
-    specs = [spec_of(outer[key]) for key in dxs[0]]
-    found = control_node(IF, "cond", control.graph, inputs, specs, steps)
-    return dict(zip(dxs[0], found, strict=True))
+    """Return the gradients of the inputs of a node, by the ids of their placeholders.
 
-
-def _loop_gradient(
-    control: Control, record: Any, inputs: Inputs, arriving: Tensors, found: Gradients
-) -> dict[int, rg.Tensor]:
-    """Return the gradients of the inputs of a `While`, by the ids of their placeholders."""
-    graph, dxs, outer = control.graph, found[0], control.known(record.xs)
+    `dxs` are the inner gradients, by id, of each branch of an `If` or of all sweeps of a `While`.
+    """
+    control: Control = record.attrs["control"]
+    found, outer, loops = dxs[0], control.known(record.xs), control.loops
     carries = {x._id: spec_of(y) for (x, _), y in zip(control.turns, record.y, strict=False)}
-    back = dict(zip([key for key in dxs if key in carries], arriving, strict=False))
-    along = [key for key in dxs if key in control.entries]
-    with inside(graph):
+    back = dict(zip([key for key in found if key in carries], arriving, strict=False))
+    along = [key for key in found if key in control.entries or not loops]
+    with inside(control.graph) as graph:
         sums = {key: graph.placeholder(spec_of(dx), "sum")
-                for key, dx in dxs.items() if key not in back and key not in along}  # fmt: skip
-        totals = [total + dxs[key] for key, total in sums.items()]
-    *after, last = [_reversed(step, back, dxs) for step in reversed(control.steps)]
-    ys = [*last.outputs, *totals, *[dxs[key] for key in along]]
-    last = Step(ys, [*last.carries, *sums.values()], (), last.backward)
-    steps = _recomputed(control, [*[step for step in after if step.carries], last])
+                for key, dx in found.items() if key not in back and key not in along}  # fmt: skip
+        totals = [total + found[key] for key, total in sums.items()]
+    steps = [Step(list(found.values())) for found in dxs]
+    if loops:
+        *after, last = [_reversed(step, back, found) for step in reversed(control.steps)]
+        ys = [*last.outputs, *totals, *[found[key] for key in along]]
+        last = Step(ys, [*last.carries, *sums.values()], (), last.backward)
+        steps = _recomputed(control, [*[step for step in after if step.carries], last])
     _refuse_writers(steps)
     specs = carries | {x._id: spec_of(outer[key]) for key, x in (back | sums).items()}
     ids = [x._id for step in steps for x in step.carries]
+    entries = control.entries.union(x._id for x in arriving[len(back) :] if loops)
     made = control_node(
-        WHILE, "while", graph, [*inputs, *[(_zeros(outer[key]), x) for key, x in sums.items()]],
-        [*[specs[key] for key in ids], *[spec_of(outer[key]) for key in along]], steps, loops=True,
-        test=control.test, limit=control.limit,
-        entries=control.entries | {x._id for x in arriving[len(back) :]},
+        record.op.name, [*inputs, *[(_zeros(outer[key]), x) for key, x in sums.items()]],
+        [*[specs[key] for key in ids], *[spec_of(outer[key]) for key in along]],
+        replace(control, steps=steps, entries=entries),
     )  # fmt: skip
     ends = dict(zip(ids, made, strict=False))
     answer = {key: ends[x._id] for key, x in (back | sums).items()}
@@ -429,34 +413,37 @@ def _if(run: PlanRun, xs: Sequence[Any], control: Control) -> Any:
 def _while(run: PlanRun, xs: Sequence[Any], control: Control) -> Any:
     """Run the sweeps in Python."""
     known, outside = control.known(xs), run.path
-    rows: defaultdict[int, dict[int, Any]] = defaultdict(dict)  # loop variables by iteration
     most, whole = control.most(known), {key: known[key] for key in control.entries}
     total, stacks, finals = None if control.test else most, [], []
+    rows: dict[int, dict[int, Any]] = {}  # values that belong to an iteration
     for step, kept in zip(control.steps, control.kept, strict=True):
+        ids = [x._id for x in step.carries]
         numbers: Any = itertools.count() if total is None else range(total)
         for n in reversed(numbers) if step.backward else numbers:
             run.path = (*outside, n)
             if total is None and (n == most or not bool(run.through(control.test, known)[0])):
                 total = n
                 break
-            known.update(rows.get(n, ()))
-            known.update((key, x[n]) for key, x in whole.items())
+            if n in rows:
+                known.update(rows[n])
+            if whole:
+                known.update((key, x[n]) for key, x in whole.items())
             if kept:
-                rows[n].update((key, known[key]) for key in kept)
+                rows[n] = rows.get(n, {}) | {key: known[key] for key in kept}
             ys = run.through(step, known)
-            known.update(zip([x._id for x in step.carries], ys, strict=False))
-            if step.stacked:
-                stacks.append(ys[len(step.carries) :])
-        finals += [known[x._id] for x in step.carries]
+            known.update(zip(ids, ys, strict=False))
+            if len(ys) > len(ids):
+                stacks.append(ys[len(ids) :])
+        finals += [known[key] for key in ids]
     run.path, last = outside, control.steps[-1]
     if total == 0 and last.stacked:  # only for the shapes
         trial = copy(run)
         trial.written = dict(run.written)
         known.update((key, run.xp.zeros(x.shape[1:], x.dtype)) for key, x in whole.items())
         stacks = [trial.through(last, known)[len(last.carries) :]]
-    stacks = stacks[::-1] if last.backward else stacks
-    columns = zip(last.stacked, zip(*stacks, strict=True), strict=True)
-    return (*finals, *[run.xp.asarray(column, y._data.dtype)[:total] for y, column in columns])
+    columns = zip(*(reversed(stacks) if last.backward else stacks), strict=True)
+    pairs = zip(last.stacked, columns, strict=True)
+    return (*finals, *[run.xp.asarray(column, y._data.dtype)[:total] for y, column in pairs])
 
 
 # Its rules conjugate where needed, so the backward pass must not.

@@ -8,18 +8,17 @@ from collections.abc import Callable
 from typing import Any
 
 from regrad.core.generated import define as compiled
-from regrad.core.registry import Op
+from regrad.core.registry import OPS, Op
 from regrad.graph.deferred import deferrable
 from regrad.v1 import dtypes
 from regrad.v1.graph.conversion import as_sizes
 from regrad.v1.graph.forms import axes_of, one_op, renamed
 from regrad.v1.graph.kinds import ANY
-from regrad.v1.graph.row_docs import Names, RowParts, complete
+from regrad.v1.graph.row_docs import Names, RowParts, borrow, complete
 from regrad.v1.graph.tf_names import declare
 
 MISSING, EITHER = inspect.Parameter.empty, inspect.Parameter.POSITIONAL_OR_KEYWORD
 TENSOR = object()  # the role of a tensor parameter that has a default
-Role = Callable[[Any], Any] | str | object | None
 
 
 def plain_value(value: Any) -> Any:
@@ -29,22 +28,21 @@ def plain_value(value: Any) -> Any:
 
 # Roles of parameters by name, the same in all of TensorFlow. Some of the names are deprecated.
 USUAL_ROLES: dict[str, Any] = {
-    "value": TENSOR, "filter": TENSOR, "axis": axes_of, "keepdims": bool, "shape": as_sizes,
-    "block_shape": as_sizes, "paddings": as_sizes, "crops": as_sizes, "num_segments": as_sizes,
+    "value": TENSOR, "filter": TENSOR, "axis": axes_of, "keepdims": bool, "keep_dims": "keepdims",
     "strides": plain_value, "padding": plain_value, "use_cudnn_on_gpu": None,
-    "reduction_indices": "axis", "dimension": "axis", "dim": "axis", "squeeze_dims": "axis",
-    "keep_dims": "keepdims",
+    **dict.fromkeys(("shape", "block_shape", "paddings", "crops", "num_segments"), as_sizes),
+    **dict.fromkeys(("reduction_indices", "dimension", "dim", "squeeze_dims"), "axis"),
 }  # fmt: skip
 # Types of parameters by name, where the default does not show them.
 TYPES = Names({
-    "name": "str | None", "scope": "str | None", "loss_collection": "str | None",
-    "seed": "int | None", "op_seed": "int | None", "data_format": "str | None",
-    "accum_name": "str | None", "linear_name": "str | None", "keepdims": "bool | None",
-    "keep_dims": "bool | None", "activation": "Function | str", "_initializer": "Initial",
-    "_regularizer": "Function", "_constraint": "Function", "reuse": "bool | AutoReuse | None",
+    **dict.fromkeys(("_name", "scope", "loss_collection", "data_format"), "str | None"),
+    **dict.fromkeys(("keepdims", "keep_dims"), "bool | None"), "_seed": "int | None",
+    "activation": "Function | str", "reuse": "bool | AutoReuse | None",
+    "_initializer": "Initial", "_regularizer": "Function", "_constraint": "Function",
     **dict.fromkeys(("values", "t_list", "boundaries"), "Sequence[TensorLike]"),
     **dict.fromkeys(("weights", "mean", "stddev", "minval", "alpha", "bias"), "TensorLike"),
     "label_smoothing": "float", "padding": "str | bytes | Sequence[Sequence[int]]",
+    "ord": "str | float",
     **dict.fromkeys(("dtype", "out_type", "out_idx", "output_type"), "dtypes.DTypeLike"),
 })  # fmt: skip
 SHOWN = "int", "int | Sequence[int]", "str"  # annotations that belong to the signature
@@ -68,7 +66,7 @@ def written(place: str, op_types: str | None = None) -> Callable[[Any], Any]:
     declare(op_types)
 
     def complete_types(function: Any) -> Any:
-        _list(place, function.__name__, function.__module__)
+        LISTED.setdefault((function.__module__, place), []).append(function.__name__)
         types = function.__annotations__
         for p in inspect.signature(function).parameters.values():
             types[p.name] = types.pop(p.name, None) or _type(p)
@@ -89,22 +87,12 @@ def constructor(
         usual: The type of arguments whose name and default do not show it.
         scope: Names that the declaration uses.
     """
-    names = [argument.partition("=")[0].strip() for argument in declared.split(",")]
-    passed = ", ".join(f"{name}={name}" for name in names)
-    source = f"def __init__(self, {declared}):\n    self._take({passed})"
+    source = f"def __init__(self, {declared}):\n    type(self)._take(**locals())"
     made = compiled("__init__", source, {"__name__": module, **scope}, lasting=True)
     kinds, listed = {bool: "bool", str: "str", float: usual}, inspect.signature(made).parameters
     types = {n: kinds.get(type(p.default)) or TYPES.get(n, usual) for n, p in listed.items()}
     made.__annotations__ = {**types, "return": "None"}
     return made
-
-
-def _list(place: str, name: str, module: str) -> None:
-    LISTED.setdefault((module, place), []).append(name)
-
-
-def _role(p: inspect.Parameter, settings: dict[str, Any]) -> Any:
-    return settings.get(p.name, USUAL_ROLES.get(p.name))
 
 
 def _type(p: inspect.Parameter, role: Any = None) -> str:
@@ -149,6 +137,34 @@ def define(
     return _made(*_parse(declaration), module, op_type, function, doc or said, **settings)
 
 
+def elementwise(
+    kinds: str, *functions: Callable[..., Any], place: str = "tf", names: str = "x y",
+    **others: Callable[..., Any],
+) -> list[Callable[..., Any]]:  # fmt: skip
+    """Make TensorFlow functions from elementwise functions of regrad, with their docstrings.
+
+        exp, log, is_nan = elementwise(FLOATS, rg.exp, rg.log, is_nan=rg.isnan)
+
+    Args:
+        kinds: See `one_op`.
+        functions: Functions that have the same name in TensorFlow.
+        place: The namespace of the functions in TensorFlow's index.
+        names: The names of the parameters in TensorFlow.
+        others: Functions by their name in TensorFlow.
+    """
+    module = sys._getframe(1).f_globals["__name__"]
+    op_types, rows = {op.function: op.type for op in OPS.values()}, []
+    for name, function in {**{f.__name__: f for f in functions}, **others}.items():
+        taken = names.split()[: len(inspect.signature(function).parameters)]
+        path, signature = _parse(f"{place}.{name}({', '.join(taken)})")
+        op_type, doc = op_types[function], borrow(function, path, taken)
+        named = op_type.removesuffix("V2")
+        rows.append(
+            _made(path, signature, module, op_type, function, doc, kinds=kinds, scope=named)
+        )
+    return rows
+
+
 def row(
     place: str, op_type: str | None = None, function: Callable[..., Any] | Op | None = None,
     kinds: str = ANY, deferred: bool = False, then: Callable[..., None] | None = None,
@@ -165,8 +181,8 @@ def row(
         op_type, kinds: See `define`.
         function: The function that computes the row, by default the decorated function.
         deferred: Whether the decorated function reads sizes; see `deferrable`.
-        then: A function with the last parameters, which several rows share. A parameter of the
-            decorated function takes precedence.
+        then: A function with the last parameters, which several rows share, and with their
+            descriptions. A parameter of the decorated function takes precedence.
         settings: See `_made`.
     """
 
@@ -174,16 +190,15 @@ def row(
         own = inspect.signature(written).parameters
         declared = {**own, **(inspect.signature(then).parameters if then else {}), **own}
         parameters = [
-            p if p.annotation in SHOWN and _role(p, settings) is not as_sizes
-            else p.replace(annotation=MISSING)
-            for p in declared.values()
-        ]  # fmt: skip
+            p if p.annotation in SHOWN else p.replace(annotation=MISSING) for p in declared.values()
+        ]
         named = {"name", "scope"} & declared.keys()
         name = [] if named else [inspect.Parameter("name", EITHER, default=None)]
         path, doc = f"{place}.{written.__name__}", written.__doc__ or ""
         whole = path, inspect.Signature([*parameters, *name]), written.__module__
         computes = function or (deferrable(written) if deferred else written)
-        return _made(*whole, op_type, computes, doc, kinds=kinds, **settings)
+        shared = then.__doc__ or "" if then else ""
+        return _made(*whole, op_type, computes, doc, kinds=kinds, shared=shared, **settings)
 
     return decorate
 
@@ -192,7 +207,7 @@ def _made(
     path: str, signature: inspect.Signature, module: str, op_type: str | None,
     function: Callable[..., Any] | Op, doc: str, *, kinds: str, shows: tuple[str, ...] = (),
     scope: str | None = "", same: bool = True, call: Callable[..., Any] = one_op,
-    returns: str = "Any", **roles: Role,
+    returns: str = "Any", shared: str = "", **roles: Any,
 ) -> Callable[..., Any]:  # fmt: skip
     """Make a row from its declaration.
 
@@ -202,12 +217,13 @@ def _made(
             leaves the choice to `call`.
         call: The function to call instead of `one_op`.
         returns: The type of the result.
+        shared: A docstring with the descriptions of parameters that several rows share.
         roles: Roles of parameters that differ from `USUAL_ROLES`. A role is a function that
             converts the passed value to the attribute, the new name of a renamed parameter,
             `TENSOR`, or None for a parameter without effect.
     """
     (place, _, name), op_type = path.rpartition("."), declare(op_type)
-    _list(place, name, module)
+    LISTED.setdefault((module, place), []).append(name)
     parameters = list(signature.parameters.values())
     places = {p.name: i for i, p in enumerate(parameters)}
     blank = [p.default for p in parameters]
@@ -225,26 +241,22 @@ def _made(
         for old, new in older:
             if (value := values[places[old]]) is not None:
                 values[places[new]] = renamed(new, values[places[new]], old, value)
-        made = fixed.copy()
-        for n, i, role in attrs:
-            made[n] = role(values[i])
-        return made
+        return fixed | {n: role(values[i]) for n, i, role in attrs}
 
     usual = attributes(blank.copy()) if tensors == list(range(required)) else None
 
     def call_row(*args: Any, **options: Any) -> Any:
         count = len(args)
-        if usual is not None and count == required:
-            if not options:
-                return call(op_type, default, function, *args, **usual)
-            if len(options) == 1 and "name" in options:
-                return call(op_type, options["name"] or default, function, *args, **usual)
+        plain = not options or (len(options) == 1 and "name" in options)
+        if usual is not None and count == required and plain:
+            return call(op_type, options.get("name") or default, function, *args, **usual)
         values = [*args, *blank[count:]]
         for n, value in options.items():
             if places.get(n, -1) < count:  # the name is unknown, or also passed by position
                 signature.bind(*args, **options)  # raises the TypeError
             values[places[n]] = value
-        if len(values) > total or (count < required and _lacks_any(values[count:required])):
+        lacks = [value for value in values[count:required] if value is MISSING]
+        if len(values) > total or lacks:
             signature.bind(*args, **options)
         made = attributes(values)  # also moves tensors from old names to new names
         xs = [values[i] for i in tensors]
@@ -255,20 +267,10 @@ def _made(
     row = RowParts(path, op_type, default, list(places), given, dict(older), idle, *settings)
     types = {p.name: _type(p, roles.get(p.name)) for p in parameters}
     call_row.__annotations__ = {**types, "return": returns}
-    return _dress(call_row, name, signature, complete(doc, row), module)
-
-
-def _lacks_any(values: list[Any]) -> bool:
-    return any(value is MISSING for value in values)  # (`in` would compare tensors)
-
-
-def _dress(
-    function: Any, name: str, signature: inspect.Signature, doc: str, module: str
-) -> Callable[..., Any]:
-    """Set the name, module, signature and docstring of a function."""
-    function.__name__ = function.__qualname__ = name
-    function.__signature__, function.__doc__, function.__module__ = signature, doc, module
-    return function
+    call_row.__name__ = call_row.__qualname__ = name
+    call_row.__module__, call_row.__doc__ = module, complete(doc, row, shared)
+    call_row.__signature__ = signature  # type: ignore[attr-defined]
+    return call_row
 
 
 def _parse(declaration: str) -> tuple[str, inspect.Signature]:

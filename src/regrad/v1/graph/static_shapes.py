@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 
 from regrad.core.dims import Dim, UnknownRank
 from regrad.errors import ArgumentError, ShapeError
+from regrad.shapes.sizes import merge, unlike
 
 __all__ = ["Dimension", "TensorShape"]
 
@@ -58,14 +59,10 @@ class TensorShape:
     __slots__ = ("_sizes",)
 
     def __init__(self, sizes: ShapeLike) -> None:
-        if isinstance(sizes, TensorShape):
-            self._sizes: tuple[Any, ...] | None = sizes._sizes
-        elif sizes is None or isinstance(sizes, UnknownRank):
-            self._sizes = None
-        elif isinstance(sizes, int | Dim):
-            self._sizes = (sizes,)
-        else:
-            self._sizes = tuple([_size(n) for n in sizes])
+        if isinstance(sizes, TensorShape | UnknownRank):
+            sizes = sizes._sizes if isinstance(sizes, TensorShape) else None
+        listed = [sizes] if isinstance(sizes, int | Dim) else sizes
+        self._sizes: Any = None if listed is None else tuple([_size(n) for n in listed])
 
     @property
     def ndims(self) -> int | None:
@@ -79,11 +76,15 @@ class TensorShape:
         """The sizes as Dimensions, None if the rank is unknown."""
         return None if self._sizes is None else [_dimension(n) for n in self._sizes]
 
+    def _known(self) -> tuple[Any, ...]:
+        """Return the sizes. Raises ValueError if the rank is unknown."""
+        if self._sizes is None:
+            raise ShapeError("the rank of the TensorShape is unknown: it has no list of sizes")
+        return self._sizes
+
     def as_list(self) -> list[int | None]:
         """Return the sizes, None for unknown sizes. Raises ValueError if the rank is unknown."""
-        if self._sizes is None:
-            raise ShapeError("as_list() is not defined on an unknown TensorShape.")
-        return [_number(n) for n in self._sizes]
+        return [n if isinstance(n, int) else None for n in self._known()]
 
     def is_fully_defined(self) -> bool:
         """Return whether the rank and all sizes are known."""
@@ -91,17 +92,12 @@ class TensorShape:
 
     def num_elements(self) -> int | None:
         """Return the number of elements, None if it is not known."""
-        sizes = self.as_list() if self._sizes is not None else [None]
-        known = [n for n in sizes if n is not None]
-        return math.prod(known) if len(known) == len(sizes) else None
+        return math.prod(self._known()) if self.is_fully_defined() else None
 
     def is_compatible_with(self, other: ShapeLike) -> bool:
         """Return whether a tensor can have both shapes."""
         a, b = self._sizes, TensorShape(other)._sizes
-        if a is None or b is None:
-            return True
-        pairs = zip(map(_number, a), map(_number, b), strict=False)
-        return len(a) == len(b) and all(m is None or n is None or m == n for m, n in pairs)
+        return a is None or b is None or not unlike(a, b)
 
     def assert_is_compatible_with(self, other: ShapeLike) -> None:
         """Raise ValueError unless a tensor can have both shapes."""
@@ -114,9 +110,7 @@ class TensorShape:
         self.assert_is_compatible_with(other)
         if self._sizes is None or other._sizes is None:
             return other if self._sizes is None else self
-        return TensorShape(
-            [n if _number(m) is None else m for m, n in zip(self._sizes, other._sizes, strict=True)]
-        )
+        return TensorShape(merge([self._sizes, other._sizes]))
 
     def concatenate(self, other: ShapeLike) -> TensorShape:
         """Return this shape followed by another."""
@@ -130,21 +124,17 @@ class TensorShape:
         return self.merge_with([None] * rank)
 
     def __iter__(self) -> Iterator[Any]:
-        if self._sizes is None:
-            raise ShapeError("the rank is unknown, so the sizes cannot be listed")
-        return iter([_dimension(n) for n in self._sizes])
+        return map(_dimension, self._known())
 
     def __len__(self) -> int:
-        if self._sizes is None:
-            raise ShapeError("Cannot take the length of Shape with unknown rank.")
-        return len(self._sizes)
+        return len(self._known())
 
     def __bool__(self) -> bool:
         return self._sizes is not None
 
     def __getitem__(self, key: Any) -> Any:
         if self._sizes is None:
-            return TensorShape(None) if isinstance(key, slice) else _dimension(None)
+            return TensorShape(None) if isinstance(key, slice) else UnknownDimension()
         found = self._sizes[key]
         return TensorShape(found) if isinstance(key, slice) else _dimension(found)
 
@@ -155,15 +145,12 @@ class TensorShape:
 
     def __eq__(self, other: Any) -> bool:
         try:
-            other = TensorShape(other)
+            return repr(self) == repr(TensorShape(other))
         except TypeError:
             return NotImplemented
-        if self._sizes is None or other._sizes is None:
-            return self._sizes is other._sizes
-        return self.as_list() == other.as_list()
 
     def __hash__(self) -> int:
-        return hash(None if self._sizes is None else tuple(self.as_list()))
+        return hash(repr(self))
 
     def __str__(self) -> str:
         if self._sizes is None:
@@ -172,15 +159,14 @@ class TensorShape:
         return f"({sizes[0]},)" if len(sizes) == 1 else f"({', '.join(sizes)})"
 
     def __repr__(self) -> str:
-        if self._sizes is None:
-            return "TensorShape(None)"
-        return f"TensorShape([{', '.join(f'Dimension({n})' for n in self.as_list())}])"
+        sizes = None if self._sizes is None else [*map(_dimension, self.as_list())]
+        return f"TensorShape({sizes})"
 
 
 def _size(n: Size) -> Any:
     """Return a size as an int. None and sizes known only in the run are returned unchanged."""
     if n is None or isinstance(n, Dim | UnknownDimension):
-        return None if isinstance(n, UnknownDimension) else n
+        return n if isinstance(n, Dim) else None
     try:
         size = operator.index(n)
     except TypeError:
@@ -211,7 +197,3 @@ def _dimension(size: int | Dim | None) -> Any:
     if isinstance(size, Dim):
         return size
     return UnknownDimension() if size is None else Dimension(size)
-
-
-def _number(size: Size) -> int | None:
-    return size if isinstance(size, int) else None

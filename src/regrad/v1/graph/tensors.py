@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn, Protocol
 
 import numpy as np
 
@@ -12,18 +13,77 @@ import regrad as rg
 from regrad.core.rule_forms import OpView, as_many
 from regrad.core.tensor import Readable, TensorLike, TensorView
 from regrad.errors import ArgumentError, GraphError, near
-from regrad.graph.graph import Node, Symbol, Symbolic, is_symbolic, tensor_of
+from regrad.graph.graph import Node, Symbol, is_symbolic, tensor_of
 from regrad.v1 import dtypes
 from regrad.v1.dtypes import DType
 from regrad.v1.graph import tf_names
-from regrad.v1.graph.graphs import FACES
-from regrad.v1.graph.node_defs import NodeDef
-from regrad.v1.graph.open_sessions import Runs, default_session
 from regrad.v1.graph.static_shapes import ShapeLike, TensorShape
 
 __all__ = ["IndexedSlices", "Operation", "Tensor"]
 
+# -- the open sessions, of which the innermost is the default session ----------------------------
+
+
+class Runs(Protocol):
+    """The part of a Session that graphs use. (The module of Session imports graphs.)"""
+
+    graph: Any
+
+    def run(self, fetches: Any, feed_dict: Mapping[Any, Any] | None = None) -> Any:
+        """Return the values of the fetches."""
+
+
+SESSIONS: ContextVar[tuple[Runs, ...]] = ContextVar("regrad_default_session", default=())
+
+
+def default_session(what: str) -> Runs:
+    """Return the innermost open session. Raises ValueError if no session is open."""
+    sessions = SESSIONS.get()
+    if not sessions:
+        raise GraphError(
+            f"Cannot {what}: No default session is registered. Use `with sess.as_default()` or "
+            f"pass an explicit session to `{what}(session=sess)`"
+        )
+    return sessions[-1]
+
+
 # -- operations ----------------------------------------------------------------------------------
+
+
+class NodeDef(NamedTuple):
+    """The definition of an op, which prints in TensorFlow's text format."""
+
+    name: str
+    op: str  # the op type
+    input: list[str]  # names of inputs and control inputs
+    attr: dict[str, Any]
+    device: str = ""
+
+    def __str__(self) -> str:
+        lines = [f'name: "{self.name}"', f'op: "{self.op}"']
+        lines += [f'input: "{name}"' for name in self.input]
+        for key, value in sorted(self.attr.items()):
+            shown = "\n".join(f"    {line}" for line in _attr_lines(value))
+            lines += ["attr {", f'  key: "{key}"', "  value {", shown, "  }", "}"]
+        return "\n".join(lines) + "\n"
+
+    __repr__ = __str__
+
+
+def _attr_lines(value: Any) -> list[str]:
+    """Return the lines that TensorFlow prints for the value of an attribute."""
+    if isinstance(value, list | tuple):
+        return ["list {", *[f"  {line}" for item in value for line in _attr_lines(item)], "}"]
+    if isinstance(value, np.dtype):
+        return [f"type: {_DT.get(value.name, f'DT_{value.name.upper()}')}"]
+    if isinstance(value, bytes):
+        return [f's: "{value.decode(errors="backslashreplace")}"']
+    shown = str(value).lower() if isinstance(value, bool) else str(value)
+    return [f"{_KINDS.get(type(value), 'value')}: {shown}"]
+
+
+_KINDS = {bool: "b", int: "i", float: "f"}
+_DT = {"float32": "DT_FLOAT", "float64": "DT_DOUBLE", "float16": "DT_HALF", "object": "DT_STRING"}
 
 
 class Operation(OpView):
@@ -74,9 +134,13 @@ class Operation(OpView):
     def _constant(self, name: str, value: Any) -> Tensor:
         graph = self._node.graph
         with graph.name_scope(self.name + "/"):
+            if isinstance(value, np.ndarray):
+                with graph.naming("Const", name):
+                    return face(graph.constant(value))
             if value is None:  # all axes, where the rank is unknown
-                value = AllAxes(face(self._node.xs[0]))
-            return FACES[object](value, name=name)
+                return CONVERSIONS[AllAxes](AllAxes(face(self._node.xs[0])), None, name)
+            kind = Sequence if isinstance(value, list) else type(value)
+            return CONVERSIONS[kind](value, None, name)
 
     @property
     def outputs(self) -> list[Tensor]:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -135,11 +199,8 @@ class Operation(OpView):
         if isinstance(answer, list | tuple) and len(answer) == count:
             return list(answer)
         answer = as_many(answer, len(inputs), self._node)
-        mine: list[Any] = [None] * count
-        for (_, place), dx in zip(inputs, answer, strict=True):
-            if place is not None:
-                mine[place] = dx
-        return mine
+        found = {place: dx for (_, place), dx in zip(inputs, answer, strict=True)}
+        return [found[i] for i in range(count)]
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Operation) and other._node is self._node
@@ -163,8 +224,68 @@ def operation(node: Node) -> Operation:
 
 # -- tensors -------------------------------------------------------------------------------------
 
+NO_VALUE = "the value of {} is known only when the graph runs; fetch it with session.run(x)"
 
-class Tensor(TensorView):
+
+def _refusing(message: str) -> Callable[..., Any]:
+    """Return a method that raises. In the message `{}` stands for the tensor."""
+
+    def refuse(self: Tensor, *args: Any, **options: Any) -> NoReturn:
+        """Raise: a symbolic tensor has no value before the run."""
+        raise ArgumentError(message.format(self))
+
+    return refuse
+
+
+class InGraph:
+    """The properties of an output of an op: the base class of Tensors and Variables."""
+
+    __slots__ = ()
+    __array_ufunc__ = None  # makes NumPy call __rmul__ for `array * tensor`
+    __array_priority__ = 100
+
+    _symbol: Symbol
+
+    @property
+    def op(self) -> Operation:
+        """The op whose output it is."""
+        return operation(self._symbol.node)
+
+    @property
+    def name(self) -> str:
+        """The name of the op, a colon, and the index of the output."""
+        return self._symbol.name
+
+    @property
+    def graph(self) -> Any:
+        """The graph."""
+        return self._symbol.node.graph.root
+
+    @property
+    def dtype(self) -> DType:
+        """The dtype. A Variable has a reference dtype, such as `float32_ref`."""
+        base = dtypes.of(self._symbol.dtype)
+        return DType(base._dtype, True) if self._symbol.node.op.type == "VariableV2" else base
+
+    @property
+    def shape(self) -> TensorShape:
+        """The static shape."""
+        return TensorShape(self._symbol.shape)
+
+    device = ""
+
+    def get_shape(self) -> TensorShape:
+        """Return the static shape."""
+        return self.shape
+
+    def set_shape(self, shape: ShapeLike) -> None:
+        """Refine the static shape. Raises ValueError if the shapes are incompatible."""
+        merged = self.shape.merge_with(shape)
+        if merged._sizes is not None:
+            self._symbol.refine(merged._sizes)
+
+
+class Tensor(InGraph, TensorView):
     """A value that a graph will compute: `tf.Tensor`.
 
     The operators do not mix dtypes, as in TensorFlow. `==` compares element by element. In
@@ -184,8 +305,6 @@ class Tensor(TensorView):
     """
 
     __slots__ = ("__weakref__", "_tensor")
-    __array_ufunc__ = None  # makes NumPy call __rmul__ for `array * tensor`
-    __array_priority__ = 100
 
     def __init__(self, tensor: rg.Tensor) -> None:
         self._tensor = tensor
@@ -197,52 +316,18 @@ class Tensor(TensorView):
             return operation(node).variable._read()
         return self._tensor
 
+    def _ref(self) -> Tensor:
+        """Return this tensor, as `Variable._ref` returns the output of the variable's op."""
+        return self
+
     @property
-    def _symbol(self) -> Symbol:
+    def _symbol(self) -> Symbol:  # pyright: ignore[reportIncompatibleVariableOverride]
         return self._tensor._data
-
-    @property
-    def op(self) -> Operation:
-        """The op that computes this tensor."""
-        return operation(self._symbol.node)
-
-    @property
-    def name(self) -> str:
-        """The name of the op, a colon, and the index of the output."""
-        return self._symbol.name
-
-    @property
-    def graph(self) -> Any:
-        """The graph of the tensor."""
-        return self._symbol.node.graph.root
 
     @property
     def value_index(self) -> int:
         """The index of this tensor among the outputs of its op."""
         return self._symbol.index
-
-    @property
-    def dtype(self) -> DType:
-        """The dtype."""
-        base = dtypes.of(self._symbol.dtype)
-        return DType(base._dtype, True) if self._symbol.node.op.type == "VariableV2" else base
-
-    @property
-    def shape(self) -> TensorShape:
-        """The static shape."""
-        return TensorShape(self._symbol.shape)
-
-    device = ""
-
-    def get_shape(self) -> TensorShape:
-        """The static shape."""
-        return self.shape
-
-    def set_shape(self, shape: ShapeLike) -> None:
-        """Refine the static shape. Raises ValueError if the shapes are incompatible."""
-        merged = self.shape.merge_with(shape)
-        if merged._sizes is not None:
-            self._symbol.refine(merged._sizes)
 
     def consumers(self) -> list[Operation]:
         """Return the ops that read this tensor."""
@@ -261,50 +346,24 @@ class Tensor(TensorView):
         shape = "" if self.shape.ndims is None else f", shape={self.shape}"
         return f'Tensor("{self.name}"{shape}, dtype={self.dtype.name})'
 
-    if TYPE_CHECKING:
+    __hash__ = object.__hash__  # pyright: ignore[reportAssignmentType] (`==` is elementwise)
 
-        def __hash__(self) -> int: ...
-    else:
-        __hash__ = object.__hash__
-
-    def __bool__(self) -> bool:
-        raise ArgumentError(
-            "Using a `tf.Tensor` as a Python `bool` is not allowed: its value is known only when "
-            "the graph runs. Use `if t is not None:` to test for a missing tensor, and tf.cond "
-            f"or tf.where to choose by its value. ({self})"
-        )
-
-    def __iter__(self) -> Iterator[Any]:
-        raise ArgumentError(
-            f"Tensor objects are not iterable in a graph: use tf.unstack({self.name!r}) or "
-            "tf.while_loop"
-        )
-
-    def __len__(self) -> int:
-        raise ArgumentError(
-            f"len is not defined for a symbolic Tensor ({self.name}); use x.shape[0] or tf.shape(x)"
-        )
-
-    def __float__(self) -> float:
-        raise self._no_value("float(x)")
-
-    def __int__(self) -> int:
-        raise self._no_value("int(x)")
-
-    __index__ = __int__
-
-    def __array__(self, *args: Any, **kwargs: Any) -> Any:
-        raise self._no_value("a NumPy array of it")
-
-    def numpy(self) -> Any:
-        """Raise: a symbolic tensor has no value before the run."""
-        raise self._no_value("numpy()")
-
-    def _no_value(self, what: str) -> ArgumentError:
-        return ArgumentError(
-            f"{what}: the value of {self} is known only when the graph runs; fetch it with "
-            "session.run(x)"
-        )
+    __bool__: Callable[..., Any] = _refusing(
+        "Using a `tf.Tensor` as a Python `bool` is not allowed: its value is known only when "
+        "the graph runs. Use `if t is not None:` to test for a missing tensor, and tf.cond "
+        "or tf.where to choose by its value. ({})"
+    )
+    __iter__: Callable[..., Any] = _refusing(
+        "Tensor objects are not iterable in a graph: use tf.unstack or tf.while_loop for {}"
+    )
+    __len__: Callable[..., Any] = _refusing(
+        "len is not defined for a symbolic Tensor; use x.shape[0] or tf.shape(x)[0] for {}"
+    )
+    __float__: Callable[..., Any] = _refusing(NO_VALUE)
+    __int__: Callable[..., Any] = _refusing(NO_VALUE)
+    __index__: Callable[..., Any] = _refusing(NO_VALUE)
+    __array__: Callable[..., Any] = _refusing(NO_VALUE)
+    numpy: Callable[..., Any] = _refusing(NO_VALUE)
 
 
 def face(y: Any) -> Any:
@@ -340,6 +399,16 @@ def rg_read(value: TensorLike) -> rg.Tensor:
     return value if isinstance(value, rg.Tensor) else type(value)._read(value)
 
 
+def node_of(x: TensorLike) -> Node:
+    """Return the node of a tensor, an op or a Variable."""
+    if isinstance(x, Operation):
+        return x._node
+    tensor = x._tensor if isinstance(x, Tensor) else rg_read(x) if is_tensor(x) else x
+    if not is_symbolic(tensor):
+        raise ArgumentError(f"expected a tensor or an op, got {x!r:.60}")
+    return tensor._data.node
+
+
 @dataclass(eq=False, repr=False)
 class IndexedSlices(TensorView):
     """Rows of a tensor: `values[i]` is added to row `indices[i]`. A rule may return IndexedSlices.
@@ -372,6 +441,3 @@ class AllAxes(NamedTuple):
     """All axes of a tensor whose rank is known only in the run."""
 
     x: Tensor
-
-
-FACES.update({Node: operation, Symbolic: face})

@@ -19,7 +19,7 @@ Source: the op definitions of TensorFlow 1.15 (`tensorflow/core/ops`).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache
 from typing import Any
 
@@ -27,10 +27,12 @@ import numpy as np
 
 from regrad.core.dims import Dim, UnknownRank
 from regrad.graph.graph import Node
+from regrad.shapes.sizes import equal
+from regrad.v1.graph.static_shapes import TensorShape
 
 # An input: the index in the node's inputs, or the name and value of a constant.
 Item = int | tuple[str, Any]
-Getter = Callable[[Node], Any]
+Getter = Callable[[Node, str], Any]  # reads an entry of this name
 
 INT32 = np.dtype(np.int32)
 VIEWS: dict[str, str | Callable[[Node], str]] = {}  # declarations by op type
@@ -51,11 +53,11 @@ def inputs(node: Node) -> list[Item]:
     axes of a tensor of unknown rank the value is None.
     """
     found: list[Item] = []
-    for name, get in _parsed(_view(node))[0]:
+    for name, read, get in _parsed(_view(node))[0]:
         if name == "*":
             found += range(len(node.xs))
         else:
-            found.append(int(name) if name.isdigit() else (name, get(node)))
+            found.append(int(name) if name.isdigit() else (name, get(node, read)))
     return found
 
 
@@ -63,8 +65,8 @@ def attrs(node: Node) -> dict[str, Any]:
     """Return TensorFlow's attributes, with NumPy dtypes, and bytes for strings."""
     listed = _parsed(_view(node))[1]
     if node.op.type not in VIEWS:
-        listed = [*listed, *((name, _own(name)) for name in node.attrs)]
-    return {name: get(node) if callable(get) else get for name, get in listed}
+        listed = [*listed, *((name, name, _own) for name in node.attrs)]
+    return {name: get(node, read) if callable(get) else get for name, read, get in listed}
 
 
 def _view(node: Node) -> str:
@@ -73,49 +75,43 @@ def _view(node: Node) -> str:
 
 
 @cache
-def _parsed(view: str) -> list[list[tuple[str, Any]]]:
-    """Return inputs and attributes by name, with functions that read them, or fixed values."""
-    parts = zip(view.split("|"), (INPUTS, ATTRS), (_ints, _own), strict=True)
-    return [[_named(n, table, usual) for n in part.split()] for part, table, usual in parts]
-
-
-def _named(entry: str, table: dict[str, Any], usual: Callable[[str], Any]) -> tuple[str, Any]:
-    name, _, read = entry.partition("=")
-    return name, table[read or name] if (read or name) in table else usual(read or name)
+def _parsed(view: str) -> list[list[tuple[str, str, Any]]]:
+    """Return each input and attribute: its name, what to read, and its getter or a fixed value."""
+    found = []
+    for part, table, usual in zip(view.split("|"), (INPUTS, ATTRS), (_ints, _own), strict=True):
+        entries = [entry.partition("=") for entry in part.split()]
+        found.append([(n, read or n, table.get(read or n, usual)) for n, _, read in entries])
+    return found
 
 
 # -- values ----------------------------------------------------------------------------------------
 
 
-def _own(name: str) -> Any:
-    """Return how to read an attribute that is not in the table. Other dtypes are of integers."""
+def _own(node: Node, name: str) -> Any:
+    """Return an attribute that is not in the table. Other dtypes are of integers."""
     if name[0] == "T":
         return INT32
-
-    def get(node: Node) -> Any:
-        value = node.attrs[name]
-        if isinstance(value, str):
-            return value.encode()
-        return np.dtype(value) if isinstance(value, type) else value
-
-    return get
+    value = node.attrs[name]
+    if isinstance(value, str):
+        return value.encode()
+    return np.dtype(value) if isinstance(value, type) else value
 
 
-def _ints(name: str) -> Getter:
-    return lambda node: as_ints(node.attrs[name])
+def _ints(node: Node, name: str) -> Any:
+    return as_ints(node.attrs[name])
 
 
-def _number(name: str) -> Getter:
-    """Return a getter of an attribute with the dtype of the output."""
-    return lambda node: np.asarray(node.attrs[name], _result(node))
+def _number(node: Node, name: str) -> np.ndarray:
+    """Return an attribute with the dtype of the output."""
+    return np.asarray(node.attrs[name], _result(node))
 
 
-def _dtype(node: Node) -> np.dtype:
+def _dtype(node: Node, _: str) -> np.dtype:
     """Return the dtype of the first input, or of the output of an op without inputs."""
     return node.specs[0][1] if node.specs else _result(node)
 
 
-def _result(node: Node) -> np.dtype:
+def _result(node: Node, _: str = "") -> np.dtype:
     return node.symbols[0].dtype
 
 
@@ -123,17 +119,8 @@ def as_ints(value: Any) -> Any:
     """Convert integers to an int32 array, or to lists if Dims are among them."""
     if value is None or isinstance(value, UnknownRank):
         return None
-    return _as_lists(value) if _has_dims(value) else np.asarray(value, INT32)
-
-
-def _as_lists(value: Any) -> Any:
-    return [_as_lists(v) for v in value] if isinstance(value, list | tuple) else value
-
-
-def _has_dims(value: Any) -> bool:
-    return isinstance(value, Dim) or (
-        isinstance(value, list | tuple) and any(map(_has_dims, value))
-    )
+    found = np.array(value, object)
+    return found.tolist() if any(isinstance(n, Dim) for n in found.flat) else found.astype(INT32)
 
 
 def _rank(node: Node) -> int | None:
@@ -141,102 +128,77 @@ def _rank(node: Node) -> int | None:
     return None if isinstance(shape, UnknownRank) else len(shape)
 
 
-def _axes(name: str) -> Getter:
-    """Return a getter of axes: all axes by default, reversed for a transpose."""
-
-    def get(node: Node) -> Any:
-        axes, rank = node.attrs[name], _rank(node)
-        if axes is None and rank is not None:
-            axes = tuple(range(rank))[:: -1 if name == "axes" else 1]
-        return as_ints(axes)
-
-    return get
+def _axes(node: Node, name: str) -> Any:
+    """Return axes: all axes by default, reversed for a transpose."""
+    axes, rank = node.attrs["axes" if name == "perm" else "axis"], _rank(node)
+    if axes is None and rank is not None:
+        axes = tuple(range(rank))[:: -1 if name == "perm" else 1]
+    return as_ints(axes)
 
 
-def _squeezed_axes(node: Node) -> list[int]:
+def _squeezed_axes(node: Node, _: str) -> list[int]:
     axis = node.attrs["axis"]
     return [] if axis is None else [axis] if isinstance(axis, int) else list(axis)
 
 
-def _sizes(node: Node) -> list[Any] | None:
+def _sizes(node: Node, _: str) -> list[Any] | None:
     """Return a static shape, with None for unknown sizes."""
-    shape = node.symbols[0].shape
-    if isinstance(shape, UnknownRank):
-        return None
-    return [n if isinstance(n, int) else None for n in shape]
+    shape = TensorShape(node.symbols[0].shape)
+    return None if shape.ndims is None else shape.as_list()
 
 
 # -- slices --------------------------------------------------------------------------------------
 
 
-def _bounds(node: Node) -> list[tuple[Any, Any, Any]]:
-    """Return `(begin, end, step)` of each entry of a strided slice. Masks mark whole axes."""
-    entries = enumerate(node.attrs["index"])
-    return [(0, 0, 1) if _is_whole(node, i, entry) else _bound(entry) for i, entry in entries]
+def _entries(node: Node) -> Iterator[tuple[Any, ...]]:
+    """Yield begin, end, step and the bits of the masks of each entry of a strided slice.
+
+    The masks mark entries that start at the first element, run to the last element, add an axis,
+    and drop an axis.
+    """
+    shape, axis = node.specs[0][0], 0
+    for entry in node.attrs["index"]:
+        if entry is None:
+            yield 0, 0, 1, False, False, True, False
+            continue
+        if isinstance(entry, tuple):
+            first, length, step = entry
+            size = None if isinstance(shape, UnknownRank) else shape[axis]
+            end = first + length * step
+            if equal(first, 0) and equal(step, 1) and equal(length, size):
+                yield 0, 0, 1, True, True, False, False
+            else:
+                backward = isinstance(end, int) and step < 0 and end < 0
+                yield first, end, step, False, backward, False, False
+        else:
+            yield entry, entry + 1, 1, False, False, False, True
+        axis += 1
 
 
-def _bound(entry: Any) -> tuple[Any, Any, Any]:
-    if entry is None:
-        return 0, 0, 1
-    if not isinstance(entry, tuple):
-        return entry, entry + 1, 1
-    first, length, step = entry
-    return first, first + length * step, step
+def _part(i: int) -> Getter:
+    """Return a getter of the begin, end or step of each entry of a strided slice."""
+    return lambda node, _: as_ints(tuple(entry[i] for entry in _entries(node)))
 
 
-def _part(part: int) -> Getter:
-    """Return a getter of `begin` (0), `end` (1) or `strides` (2) of a strided slice."""
-    return lambda node: as_ints(tuple(b[part] for b in _bounds(node)))
-
-
-def _mask(which: Callable[[Node, int, Any], bool]) -> Getter:
-    """Return a getter of a bit mask of the entries of a strided slice that pass a test."""
-
-    def bits(node: Node) -> int:
-        entries = enumerate(node.attrs["index"])
-        return sum(1 << i for i, entry in entries if which(node, i, entry))
-
-    return bits
-
-
-def _is_whole(node: Node, i: int, entry: Any) -> bool:
-    """Return whether an entry takes an axis from its first element to its last."""
-    shape = node.specs[0][0]
-    if not isinstance(entry, tuple) or isinstance(shape, UnknownRank):
-        return False
-    first, length, step = entry
-    size = shape[i - node.attrs["index"][:i].count(None)]
-    return _same(first, 0) and _same(step, 1) and _same(length, size)
-
-
-def _same(m: Any, n: Any) -> bool:
-    if isinstance(m, Dim) and isinstance(n, Dim):
-        return m.key == n.key
-    return isinstance(m, int) and isinstance(n, int) and m == n
-
-
-def _runs_out(node: Node, i: int, entry: Any) -> bool:
-    """Return whether an entry takes an axis to its end, or backward to its first element."""
-    if _is_whole(node, i, entry):
-        return True
-    end = _bound(entry)[1]
-    return isinstance(entry, tuple) and isinstance(end, int) and entry[2] < 0 and end < 0
+def _mask(i: int) -> Getter:
+    """Return a getter of a bit mask of the entries of a strided slice."""
+    return lambda node, _: sum(entry[i] << n for n, entry in enumerate(_entries(node)))
 
 
 # -- windows ---------------------------------------------------------------------------------------
 
 
-def _window(name: str) -> Getter:
-    """Return a getter of sizes, strides or dilations of windows, 1 for batch and channels."""
-    return lambda node: [1, *node.attrs[name], 1]
+def _window(node: Node, name: str) -> list[int]:
+    """Return sizes, strides or dilations of windows, 1 for batch and channels."""
+    return [1, *node.attrs[name], 1]
 
 
-def _padding(node: Node) -> bytes:
+def _padding(node: Node, _: str) -> bytes:
     pad = node.attrs["pad"]
     return pad.upper().encode() if isinstance(pad, str) else b"EXPLICIT"
 
 
-def _explicit_paddings(node: Node) -> list[int]:
+def _explicit_paddings(node: Node, _: str) -> list[int]:
     """Return the paddings of all axes in one list, if the padding is `EXPLICIT`."""
     pad = node.attrs["pad"]
     return [] if isinstance(pad, str) else [0, 0, *(n for pair in pad for n in pair), 0, 0]
@@ -245,29 +207,27 @@ def _explicit_paddings(node: Node) -> list[int]:
 # -- the tables ------------------------------------------------------------------------------------
 
 INPUTS: dict[str, Any] = {
-    "all_axes": _axes("axis"), "perm": _axes("axes"), "first": _part(0), "last": _part(1),
-    "steps": _part(2), **{n: _number(n) for n in ("on_value", "off_value", "constant_value")},
+    "all_axes": _axes, "perm": _axes, "first": _part(0), "last": _part(1), "steps": _part(2),
+    **dict.fromkeys(["on_value", "off_value", "constant_value"], _number),
 }  # fmt: skip
 ATTRS: dict[str, Any] = {
     **dict.fromkeys(["T", "SrcT", "Tparams", "TI", "Tcond", "Tcomplex"], _dtype),
     **dict.fromkeys(["dtype", "DstT", "out_type", "output_type", "output_dtype"], _result),
-    **dict.fromkeys(("Tindices", "Tlabels"), lambda node: node.specs[1][1]),
-    "Tin": lambda node: [dtype for _, dtype in node.specs],
-    "rest": lambda node: [dtype for _, dtype in node.specs[1:]],
-    "Tout": lambda node: [symbol.dtype for symbol in node.symbols],
+    **dict.fromkeys(("Tindices", "Tlabels"), lambda node, _: node.specs[1][1]),
+    "Tin": lambda node, _: [dtype for _, dtype in node.specs],
+    "rest": lambda node, _: [dtype for _, dtype in node.specs[1:]],
+    "Tout": lambda node, _: [symbol.dtype for symbol in node.symbols],
     "Index": INT32, "0": 0, "no": False, "yes": True, "nothing": b"", "use_locking": False,
-    "shape": _sizes, "N": lambda node: len(node.xs), "num": lambda node: len(node.symbols),
-    "is_shaped": lambda node: node.attrs["shape"] is not None,
-    "message": lambda node: str(node.attrs["message"]).encode(),
-    "mode": lambda node: node.attrs["mode"].upper().encode(),
-    "is_complete": lambda node: node.attrs["mode"] == "complete",
+    "shape": _sizes, "N": lambda node, _: len(node.xs), "num": lambda node, _: len(node.symbols),
+    "is_shaped": lambda node, _: node.attrs["shape"] is not None,
+    "message": lambda node, _: str(node.attrs["message"]).encode(),
+    "mode": lambda node, _: node.attrs["mode"].upper().encode(),
+    "is_complete": lambda node, _: node.attrs["mode"] == "complete",
     "squeeze_dims": _squeezed_axes, "padding": _padding, "explicit_paddings": _explicit_paddings,
-    "strides": _window("strides"), "dilations": _window("dilations"),
-    "filter_size": _window("filter_size"),
-    "data_format": lambda node: b"NHWC" if len(node.attrs["strides"]) == 2 else b"NDHWC",
-    "begin_mask": _mask(_is_whole), "end_mask": _mask(_runs_out),
-    "new_axis_mask": _mask(lambda node, i, entry: entry is None),
-    "shrink_axis_mask": _mask(lambda node, i, entry: not isinstance(entry, tuple | None)),
+    **dict.fromkeys(["strides", "dilations", "filter_size"], _window),
+    "data_format": lambda node, _: b"NHWC" if len(node.attrs["strides"]) == 2 else b"NDHWC",
+    "begin_mask": _mask(3), "end_mask": _mask(4), "new_axis_mask": _mask(5),
+    "shrink_axis_mask": _mask(6),
 }  # fmt: skip
 
 CONV = "T strides padding data_format dilations explicit_paddings"
@@ -290,9 +250,12 @@ While: * | T=Tin
 EnsureShape: * | T shape
 MaxPoolGrad MaxPoolGradGrad: * | {POOL}
 AvgPoolGrad: orig_input_shape=shape 0 | {POOL}
+Conv2D: * | {CONV} use_cudnn_on_gpu=yes
+Conv3D DepthwiseConv2dNative: * | {CONV}
 Conv2DBackpropFilter: 0 filter_sizes=shape 1 | {CONV} use_cudnn_on_gpu=yes
 Conv3DBackpropFilterV2 DepthwiseConv2dNativeBackpropFilter: 0 filter_sizes=shape 1 | {CONV}
-DepthwiseConv2dNativeBackpropInput: input_sizes=shape 1 0 | {CONV}
+Conv2DBackpropInput: input_sizes=shape 1 0 | {CONV} use_cudnn_on_gpu=yes
+Conv3DBackpropInputV2 DepthwiseConv2dNativeBackpropInput: input_sizes=shape 1 0 | {CONV}
 Dilation2D: * | T strides rates=dilations padding
 ResizeBilinearGrad ResizeNearestNeighborGrad: * | {RESIZE}
 TensorScatterUpdate: * | T Tindices
@@ -303,7 +266,7 @@ TensorScatterUpdate: * | T Tindices
 def _split(node: Node) -> str:
     """Return the declaration of `Split` for equal parts, else the declaration of `SplitV`."""
     parts = node.attrs["sizes"]
-    if all(_same(part, parts[0]) for part in parts[1:]):
+    if all(equal(part, parts[0]) for part in parts[1:]):
         return "split_dim=axis * | num_split=num T"
     return "* size_splits=sizes split_dim=axis | num_split=num T Tlen"
 

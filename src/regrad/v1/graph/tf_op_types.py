@@ -1,6 +1,6 @@
-"""Names of TensorFlow's op types that regrad.v1 never makes.
+"""Names of TensorFlow's op types that may be on the path of a gradient and are never made here.
 
-Source: the op definitions of TensorFlow 1.15 (`tensorflow/core/ops`).
+Source: the op definitions of TensorFlow 1.15 (`tensorflow/core/ops`), without deprecated ones.
 """
 
 from __future__ import annotations
@@ -8,60 +8,40 @@ from __future__ import annotations
 from regrad.core.registry import ALIASES, OPS
 
 NAMES = """
-AccumulateNV2 AdjustContrast AdjustContrastv2 AdjustHue AdjustSaturation Angle ApplyAdaMax
-ApplyAdagradDA ApplyAddSign ApplyFtrl ApplyPowerSign ApplyProximalAdagrad
-ApplyProximalGradientDescent ApproximateEqual AssignAddVariableOp AssignSubVariableOp
-AssignVariableOp AudioSpectrogram AudioSummary AudioSummaryV2 AvgPool3DGrad BatchCholesky BatchFFT
-BatchFFT2D BatchFFT3D BatchIFFT BatchIFFT2D BatchIFFT3D BatchMatrixBandPart BatchMatrixDeterminant
-BatchMatrixDiag BatchMatrixDiagPart BatchMatrixInverse BatchMatrixSetDiag BatchMatrixSolve
-BatchMatrixTriangularSolve BatchNormWithGlobalNormalization BatchNormWithGlobalNormalizationGrad
-BatchSelfAdjointEigV2 BatchSvd BatchToSpace BesselI0e BesselI1e Betainc BiasAddGrad BiasAddV1
-Bincount Bitcast BroadcastGradientArgs Bucketize CTCBeamSearchDecoder CTCGreedyDecoder CTCLoss
-CheckNumerics CholeskyGrad Complex ComplexAbs ConcatOffset ControlTrigger Conv3DBackpropFilter
-Conv3DBackpropInput CropAndResize CropAndResizeGradBoxes CropAndResizeGradImage CudnnRNN
-CudnnRNNBackprop DataFormatDimMap DataFormatVecPermute DecodeCSV DecodeJpeg DecodePng DecodeRaw
-DepthToSpace Dequantize Diag DiagPart Dilation2DBackpropFilter Dilation2DBackpropInput DivNoNan
-DrawBoundingBoxes DynamicPartition DynamicStitch EditDistance EluGrad Empty EncodeJpeg EncodePng
-Enter Exit ExtractImagePatches ExtractVolumePatches FFT2D FFT3D FIFOQueueV2 FakeQuantWithMinMaxArgs
+AccumulateNV2 AdjustContrast AdjustContrastv2 AdjustHue AdjustSaturation Angle AudioSpectrogram
+AvgPool3DGrad BatchToSpace BesselI0e BesselI1e Betainc BiasAddGrad BiasAddV1 Bitcast CTCLoss
+CheckNumerics CholeskyGrad Complex ComplexAbs Conv3DBackpropFilter Conv3DBackpropInput CropAndResize
+CropAndResizeGradBoxes CropAndResizeGradImage CudnnRNN CudnnRNNBackprop DepthToSpace Dequantize Diag
+DiagPart Dilation2DBackpropFilter Dilation2DBackpropInput DivNoNan DynamicPartition DynamicStitch
+EluGrad Enter Exit ExtractImagePatches ExtractVolumePatches FFT2D FFT3D FakeQuantWithMinMaxArgs
 FakeQuantWithMinMaxArgsGradient FakeQuantWithMinMaxVars FakeQuantWithMinMaxVarsGradient
 FakeQuantWithMinMaxVarsPerChannel FakeQuantWithMinMaxVarsPerChannelGradient Fill FractionalAvgPool
 FractionalMaxPool FusedBatchNorm FusedBatchNormGrad FusedBatchNormGradV2 FusedBatchNormV2
-FusedBatchNormV3 FusedPadConv2D FusedResizeAndPadConv2D GRUBlockCell GuaranteeConst
-HistogramFixedWidth HistogramSummary IFFT2D IFFT3D IRFFT2D IRFFT3D Igamma IgammaGradA Igammac
-ImageSummary InTopK InTopKV2 InplaceAdd InplaceSub InplaceUpdate InvGrad InvertPermutation L2Loss
-LRNGrad LSTMBlockCell LeakyReluGrad ListDiff LogUniformCandidateSampler LoopCond Lu MatrixBandPart
-MatrixLogarithm MatrixSetDiag MatrixSolveLs MatrixSquareRoot MaxPool3DGrad MaxPool3DGradGrad
-MaxPoolGradGradWithArgmax MaxPoolGradV2 MaxPoolGradWithArgmax MaxPoolV2 MaxPoolWithArgmax Merge
-MergeSummary MulNoNan NextIteration NonMaxSuppression NonMaxSuppressionV2 NonMaxSuppressionV3
-NthElement ParallelConcat ParallelDynamicStitch ParameterizedTruncatedNormal ParseExample
-ParseTensor PartitionedCall PlaceholderV2 PopulationCount PreventGradient QuantizeAndDequantize
-QuantizeAndDequantizeV2 QuantizeAndDequantizeV3 QuantizeDownAndShrinkRange QuantizeV2 QuantizedAdd
-QuantizedAvgPool QuantizedBiasAdd QuantizedConcat QuantizedConv2D QuantizedInstanceNorm
-QuantizedMatMul QuantizedMaxPool QuantizedMul QuantizedRelu QuantizedRelu6 QuantizedReluX
-QuantizedReshape QuantizedResizeBilinear QueueDequeueV2 QueueEnqueueV2 RFFT2D RFFT3D RGBToHSV
-RandomCrop RandomGamma RandomGammaGrad RandomPoisson RandomPoissonV2 Rank ReadVariableOp
+FusedBatchNormV3 FusedPadConv2D FusedResizeAndPadConv2D GRUBlockCell GuaranteeConst IFFT2D IFFT3D
+IRFFT2D IRFFT3D Igamma IgammaGradA Igammac InvGrad L2Loss LRNGrad LSTMBlockCell LeakyReluGrad Lu
+MatrixBandPart MatrixLogarithm MatrixSetDiag MatrixSolveLs MatrixSquareRoot MaxPool3DGrad
+MaxPool3DGradGrad MaxPoolGradGradWithArgmax MaxPoolGradV2 MaxPoolGradWithArgmax MaxPoolV2
+MaxPoolWithArgmax Merge MulNoNan NextIteration NthElement ParallelConcat ParallelDynamicStitch
+PartitionedCall PreventGradient QuantizeAndDequantize QuantizeAndDequantizeV2
+QuantizeAndDequantizeV3 QuantizeDownAndShrinkRange QuantizeV2 QuantizedAdd QuantizedAvgPool
+QuantizedBiasAdd QuantizedConcat QuantizedConv2D QuantizedInstanceNorm QuantizedMatMul
+QuantizedMaxPool QuantizedMul QuantizedRelu QuantizedRelu6 QuantizedReluX QuantizedReshape
+QuantizedResizeBilinear RFFT2D RFFT3D RGBToHSV RandomCrop RandomGamma RandomGammaGrad ReadVariableOp
 ReciprocalGrad RefIdentity RefSelect RefSwitch Relu6Grad ReluGrad Requantize ResizeArea
-ResizeBicubic ResizeBicubicGrad ResourceApplyAdagrad ResourceApplyAdam ResourceApplyFtrl
-ResourceApplyGradientDescent ResourceApplyMomentum ResourceApplyRMSProp ResourceGather
-ResourceGatherNd ResourceScatterAdd ResourceScatterUpdate RestoreV2 Reverse ReverseSequence
-RsqrtGrad SaveV2 ScalarSummary ScatterDiv ScatterMax ScatterMin ScatterMul ScatterNdAdd
-ScatterNdNonAliasingAdd ScatterNdSub ScatterNdUpdate ScatterSub SegmentMax SegmentMean
-SegmentMin SegmentProd SegmentSum SelfAdjointEig SeluGrad ShapeN SigmoidGrad Size
-SoftmaxCrossEntropyWithLogits SoftplusGrad SoftsignGrad SpaceToBatch SpaceToDepth SparseAdd
-SparseApplyAdagrad SparseApplyMomentum SparseConcat SparseCross SparseFillEmptyRows SparseMatMul
-SparseReduceSum SparseReorder SparseReshape SparseSegmentMean SparseSegmentMeanGrad
-SparseSegmentSqrtN SparseSegmentSum SparseSlice SparseSoftmax SparseSplit SparseTensorDenseAdd
-SparseTensorDenseMatMul SparseToDense SqrtGrad StatefulPartitionedCall StatelessIf
-StatelessRandomNormal StatelessRandomUniform StatelessTruncatedNormal StatelessWhile StringToNumber
-Switch SymbolicGradient TanhGrad TemporaryVariable TensorArrayGatherV3 TensorArrayReadV3
-TensorArrayScatterV3 TensorArrayV3 TensorArrayWriteV3 TensorListPushBack TensorListReserve
-TensorScatterAdd TensorScatterSub TensorSummary TruncateDiv TruncateMod UniqueV2 UniqueWithCounts
-UnravelIndex UnsortedSegmentMax UnsortedSegmentMin UnsortedSegmentProd VarHandleOp
-VarIsInitializedOp Variable Zeta
+ResizeBicubic ResizeBicubicGrad ResourceGather ResourceGatherNd Reverse ReverseSequence RsqrtGrad
+ScatterNdNonAliasingAdd SegmentMax SegmentMean SegmentMin SegmentProd SegmentSum SeluGrad
+SigmoidGrad SoftmaxCrossEntropyWithLogits SoftplusGrad SoftsignGrad SpaceToBatch SpaceToDepth
+SparseAdd SparseConcat SparseFillEmptyRows SparseMatMul SparseReduceSum SparseReorder SparseReshape
+SparseSegmentMean SparseSegmentMeanGrad SparseSegmentSqrtN SparseSegmentSum SparseSlice
+SparseSoftmax SparseSplit SparseTensorDenseAdd SparseTensorDenseMatMul SparseToDense SqrtGrad
+StatefulPartitionedCall StatelessIf StatelessWhile Switch SymbolicGradient TanhGrad
+TensorArrayGatherV3 TensorArrayReadV3 TensorArrayScatterV3 TensorArrayV3 TensorArrayWriteV3
+TensorListPushBack TensorScatterAdd TensorScatterSub TruncateDiv TruncateMod UnsortedSegmentMax
+UnsortedSegmentMin UnsortedSegmentProd Zeta
 """
 NEVER_MADE = frozenset(NAMES.split())
 
 
 def is_never_made(op_type: str) -> bool:
-    """Return whether TensorFlow has an op type that regrad.v1 never makes."""
+    """Return whether TensorFlow has such an op type, and regrad.v1 never makes it."""
     return op_type in NEVER_MADE and op_type not in OPS and op_type not in ALIASES

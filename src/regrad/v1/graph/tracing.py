@@ -13,8 +13,7 @@ from regrad.inspection.numbers import Numbers, numbers_of, together
 from regrad.inspection.tapes import kind_of
 from regrad.inspection.traces import GradientTrace, Step
 from regrad.v1.graph.gradients import build_gradients
-from regrad.v1.graph.open_sessions import SESSIONS, Runs
-from regrad.v1.graph.tensors import face
+from regrad.v1.graph.tensors import SESSIONS, Runs
 
 __all__ = ["trace_gradients"]
 
@@ -53,10 +52,9 @@ def trace_gradients(
     with session.graph.as_default():
         made = build_gradients(ys, xs, None, "trace_gradients", None, "none", seen)
     found = [None if dx is None else dx._read() for dx in made]
-    tensors = [t for _, dy, _, dx in seen for t in (*_parts(dy), dx) if t is not None]
-    wanted = {t._data.id: t for t in [*tensors, *[dx for dx in found if dx is not None]]}
-    values = session.run([face(t) for t in wanted.values()], feed_dict)
-    figures = {key: numbers_of(value) for key, value in zip(wanted, values, strict=True)}
+    tensors = [*found, *[t for _, dy, _, dx in seen for t in (*_parts(dy), dx)]]
+    values = session.run({t._data.id: t for t in tensors if t is not None}, feed_dict)
+    figures = {key: numbers_of(value) for key, value in values.items()}
     names = [getattr(x, "name", "") for x in (xs if isinstance(xs, list | tuple) else [xs])]
     inputs = [(name, _of(figures, dx)) for name, dx in zip(names, found, strict=True)]
     return GradientTrace(tuple(_steps(seen, figures)), tuple(inputs))

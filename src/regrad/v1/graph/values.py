@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 
 from regrad.core import dims
-from regrad.core.registry import Op
 from regrad.core.tensor import Tensor, TensorLike
 from regrad.errors import IndexRangeError, ShapeError
 from regrad.graph.graph import CONST, defer, graph_op, is_symbolic
@@ -94,77 +93,67 @@ def mirrored(x: Any, paddings: Any, mode: str) -> Any:
     return _check_mirrored(None, x, **attrs)
 
 
-def _check_indices(xp: Any, x: Any, what: str) -> Any:
-    if x.size and x.min() < 0:
-        raise IndexRangeError(f"{what}: the index {x.min()} is negative")
-    return x
+def _check_whole(type: str, is_wrong: Callable[[Any], Any], why: str) -> Callable[..., Any]:
+    """Return a function that returns a tensor, or raises if its value is wrong."""
 
-
-def _check_divisor(xp: Any, x: Any, what: str) -> Any:
-    if not x.all():
-        raise ShapeError(f"{what}: Integer division by zero")
-    return x
-
-
-def _check(type: str, kernel: Callable[..., Any]) -> Op:
-    """Make a private op that returns its input if the check passes."""
-    return graph_op(type, kernel, "x", "what", name=type.lstrip("_"))
-
-
-def _check_permutation(xp: Any, x: Any, what: str) -> Any:
-    if x.ndim != 1 or not xp.all(xp.sort(x) == xp.arange(x.size)):
-        raise ShapeError(f"{what}: expected the numbers from 0 to {x.size - 1} in any order")
-    return x
-
-
-def _check_exclusive(xp: Any, x: Any, what: str) -> Any:
-    if x.sum() > 1:
-        raise ShapeError(f"{what}: exclusive=True, and {x.sum()} predicates are true")
-    return x
-
-
-INDICES, DIVISOR = _check("_Indices", _check_indices), _check("_Divisor", _check_divisor)
-PERMUTATION = _check("_Permutation", _check_permutation)
-EXCLUSIVE = _check("_Exclusive", _check_exclusive)
-
-
-def indices_from_zero(what: str, x: TensorLike) -> Any:
-    """Return indices, checked to be nonnegative. (regrad counts negative ones from the end.)"""
-    if not is_symbolic(x):
+    def kernel(xp: Any, x: Any, what: str) -> Any:
+        if is_wrong(x):
+            raise ShapeError(f"{what}: {why}, got {x}")
         return x
-    content = x._data.content
-    if content is not None and all(isinstance(n, int) and n >= 0 for n in content.flat):
+
+    op = graph_op(type, kernel, "x", "what", name=type.lstrip("_"))
+
+    def check(what: str, x: Any) -> Any:
+        if is_symbolic(x):
+            return defer(op, (x,), {"what": what}, specs=[x._data.spec])
+        kernel(np, x.numpy(), what)
         return x
-    y = defer(INDICES, (x,), {"what": what}, specs=[x._data.spec])
-    y._data.content = content
-    return y
+
+    return check
 
 
-def permutation(what: str, x: Any) -> Any:
-    """Return integers, checked to be a permutation."""
-    return _checked(PERMUTATION, what, x)
+permutation = _check_whole(
+    "_Permutation", lambda x: (np.sort(x) != np.arange(x.size)).any(),
+    "expected the numbers from 0 on, in any order",
+)  # fmt: skip
+at_most_one = _check_whole(
+    "_Exclusive", lambda x: x.sum() > 1, "exclusive=True, but several predicates are true"
+)
 
 
-def at_most_one(what: str, x: Any) -> Any:
-    """Return bools, checked to have at most one that is true."""
-    return _checked(EXCLUSIVE, what, x)
+def _check(
+    type: str, is_wrong: Callable[[Any], Any], error: Callable[[str], Exception], why: str
+) -> Callable[[str, TensorLike], Any]:
+    """Return a function of integers that returns them if none is wrong, and otherwise raises.
 
+    A private op checks integers that are known only in the run.
+    """
 
-def _checked(op: Op, what: str, x: Any) -> Any:
-    if is_symbolic(x):
-        return defer(op, (x,), {"what": what}, specs=[x._data.spec])
-    op.kernels[np.ndarray](x.numpy(), what)
-    return x
-
-
-def whole_divisor(what: str, x: TensorLike) -> Any:
-    """Return a divisor, checked to be nonzero if it is an integer."""
-    if not is_symbolic(x) or x._data.dtype.kind not in "iu":
+    def kernel(xp: Any, x: Any, what: str) -> Any:
+        if np.any(is_wrong(x)):
+            raise error(f"{what}: {why.format(np.min(x))}")
         return x
-    content = x._data.content
-    if content is not None and all(isinstance(n, int) and n for n in content.flat):
-        return x
-    return defer(DIVISOR, (x,), {"what": what}, specs=[x._data.spec])
+
+    op = graph_op(type, kernel, "x", "what", name=type.lstrip("_"))
+
+    def check(what: str, x: TensorLike) -> Any:
+        if not is_symbolic(x) or x._data.dtype.kind not in "iu":
+            return x
+        content = x._data.content
+        if content is not None and all(
+            isinstance(n, int) and not is_wrong(n) for n in content.flat
+        ):
+            return x
+        y = defer(op, (x,), {"what": what}, specs=[x._data.spec])
+        y._data.content = content
+        return y
+
+    return check
+
+
+# Indices must not be negative (regrad counts negative ones from the end), divisors not zero.
+indices_from_zero = _check("_Indices", lambda n: n < 0, IndexRangeError, "the index {} is negative")
+whole_divisor = _check("_Divisor", lambda n: n == 0, ShapeError, "Integer division by zero")
 
 
 def alike(what: str, labels: Tensor, predictions: Tensor) -> tuple[Tensor, Tensor]:

@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
+from copy import copy
 from functools import partial
 from typing import Any
 
 import numpy as np
 
+from regrad.core.bindings import CountedRule
+from regrad.core.callers import find_caller
 from regrad.core.dims import is_known
+from regrad.core.parameters import PARAMETER, binding_of
 from regrad.core.registry import OPS, Input, Op
 from regrad.core.state import current
 from regrad.core.tape import rule_in_force
 from regrad.core.tensor import Readable, TensorLike
 from regrad.errors import ArgumentError, DTypeError, GraphError, ShapeError
-from regrad.graph.graph import INNERMOST, NO_RULE, OpGraph, chain, graph_op
+from regrad.graph.graph import INNERMOST, NO_RULE, OpGraph, Symbol, chain, graph_op, put_down
 from regrad.graph.plan import PlanRun
 from regrad.shapes.infer import Spec
 from regrad.v1 import errors
-from regrad.v1.dtypes import DType, DTypeLike
+from regrad.v1.dtypes import DTypeLike
 from regrad.v1.graph.control import cond, group
 from regrad.v1.graph.conversion import convert_to_tensor
 from regrad.v1.graph.graphs import (
@@ -31,9 +35,16 @@ from regrad.v1.graph.graphs import (
     get_collection,
     get_default_graph,
 )
-from regrad.v1.graph.open_sessions import Runs, default_session
-from regrad.v1.graph.static_shapes import ShapeLike, TensorShape
-from regrad.v1.graph.tensors import Operation, Tensor, face, operation
+from regrad.v1.graph.static_shapes import ShapeLike
+from regrad.v1.graph.tensors import (
+    InGraph,
+    Operation,
+    Runs,
+    Tensor,
+    default_session,
+    face,
+    operation,
+)
 
 __all__ = [
     "Variable", "all_variables", "assign", "assign_add", "assign_sub", "global_variables",
@@ -56,43 +67,51 @@ def read_state(run: PlanRun, ref: Any, key: str) -> Any:
         ) from None
 
 
-def _write(
-    run: PlanRun, ref: Any, value: np.ndarray, key: str, shape: tuple[int, ...] | None
-) -> Any:
-    if shape is not None and np.shape(value) != shape:
-        raise ShapeError(f"assign to {key!r}: expected the shape {shape}, got {np.shape(value)}")
-    return run.write(key, value)
-
-
 def _is_set(run: PlanRun, ref: Any, key: str) -> np.ndarray:
     return np.asarray(key in run.written or key in run.variables)
 
 
-def _update_kernel(combine: Callable[[Any, Any], Any]) -> Callable[..., Any]:
-    def kernel(run: PlanRun, ref: Any, value: np.ndarray, key: str) -> Any:
-        old = read_state(run, ref, key)
-        return _write(run, ref, combine(old, value), key, old.shape)
+def _writing(combine: Callable[[Any, Any], Any] | None = None) -> Callable[..., Any]:
+    """Return the kernel that writes a value, or the old value combined with it."""
+
+    def kernel(run: PlanRun, ref: Any, value: Any, key: str, shape: Any = None) -> Any:
+        old = None if combine is None else read_state(run, ref, key)
+        due = shape if old is None else old.shape
+        if due is not None and np.shape(value) != due:
+            raise ShapeError(f"a write to {key!r}: expected the shape {due}, got {np.shape(value)}")
+        return run.write(key, value if combine is None else combine(old, value))
 
     return kernel
 
 
-state_op: Callable[..., Any] = partial(
-    graph_op, stateful=True
-)  # makes an op whose kernel receives the run
+state_op = partial(graph_op, stateful=True)  # makes an op whose kernel receives the run
 VARIABLE = state_op("VariableV2", lambda run, dtype, shape: None, attrs="dtype shape")
-ASSIGN = state_op("Assign", _write, "ref value", "key shape")
-ASSIGN_ADD = state_op("AssignAdd", _update_kernel(operator.add), "ref value", "key")
-ASSIGN_SUB = state_op("AssignSub", _update_kernel(operator.sub), "ref value", "key")
+ASSIGN = state_op("Assign", _writing(), "ref value", "key shape")
+ASSIGN_ADD = state_op("AssignAdd", _writing(operator.add), "ref value", "key")
+ASSIGN_SUB = state_op("AssignSub", _writing(operator.sub), "ref value", "key")
 IS_INITIALIZED = state_op("IsVariableInitialized", _is_set, "ref", "key")
 # As in TensorFlow, a read is an Identity to rules and overrides. Only its kernel differs.
 READ = Op("Identity", "identity", read_state, [Input("x", "one")], ["key"], stateful=True)
 READ.rule = OPS["Identity"].rule
 
 
+class _RuleOfRead(CountedRule):
+    """The rule of a scope for a read of a Variable. Its input is the value of the variable."""
+
+    def __init__(self, rule: CountedRule, variable: Variable) -> None:
+        super().__init__(rule.rule, rule.hit, rule.key, rule.once)
+        self.variable = variable
+
+    def pull(self, record: Any, dy: Any, wanted: Sequence[int]) -> Any:
+        seen = copy(record)
+        seen.xs = (record.y if record.op is READ else self.variable._snapshot._tensor,)
+        return super().pull(seen, dy, wanted)
+
+
 # -- Variable ------------------------------------------------------------------------------------
 
 
-class Variable(Readable):
+class Variable(InGraph, Readable):
     """A variable of the graph. Each session has its own value of the variable.
 
     Args:
@@ -126,9 +145,6 @@ class Variable(Readable):
     [3, 6] <tf.Variable 'Variable:0' shape=() dtype=int32_ref>
     """
 
-    __array_ufunc__ = None
-    __array_priority__ = 100
-
     def __init__(
         self, initial_value: TensorLike = None, trainable: bool = True,
         collections: Sequence[str] | None = None, validate_shape: bool = True,
@@ -145,8 +161,7 @@ class Variable(Readable):
                 "a Variable cannot be made inside a branch or a loop; make it before and use it "
                 "inside"
             )
-        self.graph: OpGraph
-        self.graph = graph = get_default_graph()
+        graph = get_default_graph()
         self.trainable = trainable
         self.constraint = constraint
         self.use_resource: bool = bool(use_resource)  # reads and writes do not depend on it
@@ -168,13 +183,14 @@ class Variable(Readable):
                 self._variable = face(graph.add(VARIABLE, NO_RULE, (), attrs, specs=[spec]))
             self._key = self._variable._symbol.node.name
             operation(self._variable._symbol.node).variable = self
-            self.initializer: Operation = self._assign(self.initial_value, "Assign").op
-            self._snapshot = self._new_read("read")
+            self.initializer: Operation = self._write(ASSIGN, self.initial_value).op
+            self._snapshot = self._new_read(self._variable)
         self._controls = graph.controls
-        for key in collections or (GraphKeys.GLOBAL_VARIABLES,):
-            graph.add_to_collection(key, self)
-        if trainable and GraphKeys.TRAINABLE_VARIABLES not in (collections or ()):
-            graph.add_to_collection(GraphKeys.TRAINABLE_VARIABLES, self)
+        self._ruled: dict[Any, Tensor] = {}  # copies of `_variable` for scopes, by rule
+        self._reads = {self._variable: self._snapshot}
+        keys = [GraphKeys.GLOBAL_VARIABLES] if collections is None else collections
+        more = [GraphKeys.TRAINABLE_VARIABLES] if trainable else []
+        graph.add_to_collections([*keys, *more], self)
 
     # -- reading ---------------------------------------------------------------------------------
 
@@ -185,26 +201,50 @@ class Variable(Readable):
         """Return the output of the variable's op, which is the variable and not its value."""
         return self._variable
 
-    def _new_read(self, name: str, graph: OpGraph | None = None) -> Tensor:
+    def _source(self) -> Tensor:
+        """Return the tensor to read: `_ref`, or its copy for the scope with a rule for it.
+
+        The gradients of all reads in the scope arrive at the copy, and its gradient is the rule.
+        """
+        state = current()
+        overrides = state and state.overrides
+        binding = binding_of(self, overrides, self.graph) if overrides else None
+        if binding is None:
+            return self._variable
+        if binding.rule not in self._ruled:
+            counted = binding.counted_at(find_caller(), self.op.name)
+            counted.hit.add(self._symbol.shape)
+            made = PARAMETER, _RuleOfRead(counted, self), (self._variable._tensor,), {}
+            names = self.graph.name_scope(f"{self.op.name}/")
+            with OpGraph.control_dependencies(self.graph, None), names:
+                copied = face(put_down(self.graph, *made, specs=[self._symbol.spec]))
+            copied.op.variable = self
+            self._ruled[binding.rule] = copied
+        return self._ruled[binding.rule]
+
+    def _new_read(self, ref: Tensor, graph: OpGraph | None = None) -> Tensor:
         graph = graph or current_graph()
         region = graph if self.graph in chain(graph) else self.graph
-        ref = region.entering(self._variable._tensor)
-        state = current()
-        rule = READ.rule if state is None else rule_in_force(state, READ, (ref,), self.graph)
-        spec = self._variable._symbol.spec
-        with region.naming("Identity", name):
-            return face(region.add(READ, rule, (ref,), {"key": self._key}, specs=[spec]))
+        x, state = region.entering(ref._tensor), current()
+        rule = READ.rule if state is None else rule_in_force(state, READ, (x,), self.graph)
+        rule = _RuleOfRead(rule, self) if isinstance(rule, CountedRule) else rule
+        attrs, specs = {"key": self._key}, [self._symbol.spec]
+        with region.naming("Identity", "read"):
+            return face(region.add(READ, rule, (x,), attrs, specs=specs))
 
     def value(self) -> Tensor:
         """Return the value as a tensor, read after the open control dependencies, if any."""
+        ref = self._source()
         for graph in chain(current_graph()):
             if graph.controls and graph.controls != self._controls:
-                return self._new_read("read", graph)
-        return self._snapshot
+                return self._new_read(ref, graph)
+        if ref not in self._reads:
+            self._reads[ref] = self._new_read(ref, self.graph)
+        return self._reads[ref]
 
     def read_value(self) -> Tensor:
         """Return a new op that reads the value after the open control dependencies."""
-        return self._new_read("read")
+        return self._new_read(self._source())
 
     def initialized_value(self) -> Tensor:
         """Return the value, or the initial value if the variable is uninitialized."""
@@ -227,84 +267,48 @@ class Variable(Readable):
         self, value: TensorLike, use_locking: bool = False, name: str | None = None
     ) -> Tensor:
         """Return an op that assigns a value to the variable. Fetching it returns the new value."""
-        return self._assign(value, name or "Assign")
+        return self._write(ASSIGN, value, name)
 
     def assign_add(
         self, delta: TensorLike, use_locking: bool = False, name: str | None = None
     ) -> Tensor:
         """Return an op that adds to the variable. Fetching it returns the new value."""
-        return self._update(ASSIGN_ADD, delta, name)
+        return self._write(ASSIGN_ADD, delta, name)
 
     def assign_sub(
         self, delta: TensorLike, use_locking: bool = False, name: str | None = None
     ) -> Tensor:
         """Return an op that subtracts from the variable. Fetching it returns the new value."""
-        return self._update(ASSIGN_SUB, delta, name)
+        return self._write(ASSIGN_SUB, delta, name)
 
-    def _assign(self, value: TensorLike, name: str) -> Tensor:
-        value = self._convert(value, "assign")
-        if self._validate and not self.shape.is_compatible_with(value.shape):
-            raise ShapeError(
-                f"assign to {self.name!r}: its shape is {self.shape}, got {value.shape}. Pass "
-                "validate_shape=False when making the variable if its shape may change."
-            )
-        shape = self._variable._symbol.shape
-        attrs = {"shape": shape if self._validate and is_known(shape) else None}
-        return self._add_write(ASSIGN, value, name, attrs)
-
-    def _update(self, op: Op, delta: TensorLike, name: str | None) -> Tensor:
-        delta = self._convert(delta, op.type)
-        if not self.shape.is_compatible_with(delta.shape):
-            raise ShapeError(
-                f"{op.type} to {self.name!r}: its shape is {self.shape}, got {delta.shape}"
-            )
-        return self._add_write(op, delta, name or op.type)
-
-    def _convert(self, value: TensorLike, what: str) -> Tensor:
-        try:
-            return convert_to_tensor(value, self.dtype.base_dtype)
-        except DTypeError as error:
-            raise DTypeError(f"{what} to {self.name!r}: {error}") from None
-
-    def _add_write(
-        self, op: Op, value: Tensor, name: str, attrs: Mapping[str, Any] | None = None
+    def _write(
+        self, op: Op, value: TensorLike, name: str | None = None, validate: bool = True
     ) -> Tensor:
-        spec = (self._variable if self._validate else value)._symbol.spec
-        xs, attrs = [self._variable._tensor, value._tensor], {"key": self._key, **(attrs or {})}
-        return face(add_op(op, name, xs, attrs, [spec], NO_RULE))
-
-    # -- properties ------------------------------------------------------------------------------
-
-    @property
-    def name(self) -> str:
-        """The name of the variable's tensor: the op's name and `:0`."""
-        return self._variable.name
-
-    @property
-    def op(self) -> Operation:
-        """The variable's op."""
-        return self._variable.op
-
-    @property
-    def dtype(self) -> DType:
-        """The dtype, a reference dtype such as `float32_ref`."""
-        return self._variable.dtype
+        """Return an op that changes the variable. If `validate` is false, it may get any shape."""
+        try:
+            value = convert_to_tensor(value, self.dtype.base_dtype)
+        except DTypeError as error:
+            raise DTypeError(f"{op.type} to {self.name!r}: {error}") from None
+        if validate and not self.shape.is_compatible_with(value.shape):
+            raise ShapeError(
+                f"{op.type} to {self.name!r}: its shape is {self.shape}, got {value.shape}."
+                + " Pass validate_shape=False if its shape may change." * (op is ASSIGN)
+            )
+        symbol, attrs = self._variable._symbol, {"key": self._key}
+        if op is ASSIGN:
+            attrs["shape"] = symbol.shape if validate and is_known(symbol.shape) else None
+        spec = symbol.spec if self._validate else value._symbol.spec
+        xs = [self._variable._tensor, value._tensor]
+        return face(add_op(op, name or op.type, xs, attrs, [spec], NO_RULE))
 
     @property
-    def shape(self) -> TensorShape:
-        """The static shape."""
-        return self._variable.shape
-
-    def get_shape(self) -> TensorShape:
-        """Return the static shape."""
-        return self.shape
+    def _symbol(self) -> Symbol:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self._variable._symbol
 
     def set_shape(self, shape: ShapeLike) -> None:
-        """Refine the static shape."""
-        self._variable.set_shape(shape)
+        """Refine the static shape. Raises ValueError if the shapes are incompatible."""
+        super().set_shape(shape)
         self._snapshot.set_shape(shape)
-
-    device = ""
 
     def __repr__(self) -> str:
         return f"<tf.Variable {self.name!r} shape={self.shape} dtype={self.dtype.name}>"
@@ -359,11 +363,7 @@ def assign(
     ...     print(sess.run(tf.assign(v, [3.0, 4.0])))
     [3. 4.]
     """
-    variable = variable_of(ref)
-    if validate_shape is False:
-        value = variable._convert(value, "assign")
-        return variable._add_write(ASSIGN, value, name or "Assign", {"shape": None})
-    return variable.assign(value, name=name)
+    return variable_of(ref)._write(ASSIGN, value, name, validate_shape is not False)
 
 
 def assign_add(

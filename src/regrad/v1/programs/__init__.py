@@ -1,1 +1,1 @@
-"""Programs of TensorFlow 1 as they are: the modules that they import, their data, and a report."""
+"""Programs of TensorFlow 1 as they are: the modules that they import, and their data."""

@@ -38,6 +38,7 @@ class DataSet:
         self.epochs_completed: int = 0
         self._random: Any = np.random if seed is None else np.random.RandomState(seed)
         self._order = np.arange(0)
+        self._drawn = 0
 
     def next_batch(
         self, batch_size: int, fake_data: bool = False, shuffle: bool = True
@@ -49,7 +50,7 @@ class DataSet:
                 self._random.shuffle(new)
             self._order = np.concatenate([self._order, new])
         rows, self._order = np.split(self._order, [batch_size])
-        self._drawn = getattr(self, "_drawn", 0) + batch_size
+        self._drawn += batch_size
         self.epochs_completed = self._drawn // self.num_examples
         return self.images[rows], self.labels[rows]
 

@@ -10,22 +10,25 @@ from types import ModuleType
 from typing import Any
 
 from regrad.v1.errors import InstallError
+from regrad.v1.programs import digits, inside  # noqa: F401 (INSIDE names them)
 
 __all__ = ["install", "uninstall"]
 
-# Modules inside TensorFlow by the last part of their names, with the module here that has names
-# besides `tf`. All other modules inside TensorFlow have the names of `tf`, `tf.nn` and `tf.train`.
+# Modules inside TensorFlow by the last part of their names, with the module here that has their
+# names. Other modules inside TensorFlow have the names of the namespace with the same name, such as
+# `tf.losses` or (for `image_ops`) `tf.image`. All have the names of `tf`, `tf.nn` and `tf.train`.
 INSIDE = {
-    "control_flow_ops": "programs.inside", "gen_nn_ops": "programs.inside",
-    "input_data": "programs.digits", "rnn_cell": "nn.rnn_cell", "rnn_cell_impl": "nn.rnn_cell",
-    "init_ops": "initializers", "summary": "summary", "layers": "layers", "flags": "flags",
-    "app": "app", "variables": "programs.inside", "utils": "programs.inside",
+    **dict.fromkeys(["control_flow_ops", "gen_nn_ops", "moving_averages"], "programs.inside"),
+    **dict.fromkeys(["utils", "variables"], "programs.inside"),
+    **dict.fromkeys(["rnn", "rnn_cell", "rnn_cell_impl"], "nn.rnn_cell"),
+    "init_ops": "initializers", "input_data": "programs.digits",
+    **dict.fromkeys(["examples", "framework", "mnist", "ops", "platform", "python"], ""),
+    **dict.fromkeys(["training", "tutorials", "util"], ""),
 }  # fmt: skip
-PACKAGES = {
-    "examples", "framework", "mnist", "ops", "platform", "python", "training", "tutorials", "util",
-}  # fmt: skip
+# The packages inside TensorFlow, which hold modules only: `tensorflow.python.ops.variable_scope` is
+# a module, and its function `variable_scope` is `tf.variable_scope`.
+HOLDERS = {f"tensorflow.python.{name}" for name in ["layers", *INSIDE] if not INSIDE.get(name)}
 REFUSED = {"client", "data", "eager", "estimator", "keras", "lib", "saved_model", "tools"}
-ALIASES = {"contrib.rnn": ["nn.rnn_cell", "nn"]}
 
 USED: set[str] = set()  # the names that programs read
 
@@ -35,21 +38,19 @@ class Names(ModuleType):
 
     def __init__(self, name: str, sources: list[Any]) -> None:
         super().__init__(name)
-        self.__path__ = []
-        self.__file__ = sys.modules[__name__].__file__
+        self.__file__ = __file__
         self._sources = sources
 
     def __getattr__(self, name: str) -> Any:
         full = f"{self.__name__}.{name}"
         if name[:2] == "__" and name != "__version__":
             raise AttributeError(name)
-        holders = [vars(source) for source in self._sources if name in vars(source)]
-        value = holders[0][name] if holders else None
-        known = name in PACKAGES | INSIDE.keys() or full.partition(".")[2] in ALIASES
-        if isinstance(value, ModuleType) or (not holders and known and _find(full)):
+        if self.__name__ in HOLDERS and _find(full):
             return import_module(full)
-        if not holders:
-            return getattr(self._sources[0], name)  # raises: the name is not covered
+        found = [vars(source)[name] for source in self._sources if name in vars(source)]
+        if isinstance(found[0], ModuleType) if found else name in INSIDE and _find(full):
+            return import_module(full)
+        value = found[0] if found else getattr(self._sources[-3:][0], name)  # raises: not covered
         USED.add(full.replace("tensorflow", "tf", 1))
         self.__dict__[name] = value
         return value
@@ -57,16 +58,16 @@ class Names(ModuleType):
 
 def _find(name: str) -> list[Any]:
     """Return the modules whose names a module of TensorFlow has; none if it is not covered."""
-    parts = name.replace(".compat.v1", "").replace(".compat", "").split(".")[1:]
-    v1 = import_module("regrad.v1")
-    if parts[:1] not in (["python"], ["examples"]):
-        path = ".".join(parts).partition(".python")[0]
-        found = [_walk(place) for place in ALIASES.get(path, [path])]
-        return found if all(isinstance(module, ModuleType) for module in found) else []
+    path = name.replace(".compat.v1", "").replace(".compat", "").partition(".")[2]
+    path = path.partition(".python")[0]  # contrib.framework for contrib.framework.python.ops
+    parts = path.split(".")
+    if parts[0] not in ("python", "examples") and path != "contrib.rnn":
+        found = _walk(path)
+        return [found] if isinstance(found, ModuleType) else []
     if REFUSED & set(parts) or not parts[-1].islower():
         return []
-    found = _walk(INSIDE.get(parts[-1], ""))
-    return [*([found] if found and found is not v1 else []), v1, v1.nn, v1.train]
+    places = INSIDE.get(parts[-1], parts[-1].removesuffix("_ops")), "", "nn", "train"
+    return [module for module in map(_walk, places) if isinstance(module, ModuleType)]
 
 
 def _walk(path: str) -> Any:
@@ -87,13 +88,12 @@ class Finder:
             return ModuleSpec(name, self, is_package=True)  # type: ignore[arg-type]
         outer, _, last = name.rpartition(".")
         try:
-            known = getattr(import_module(outer), last) is not None
+            getattr(import_module(outer), last)
+            fault = f"{name} is not a module"
         except AttributeError as error:
-            if ".python." not in name:
-                raise InstallError(str(error)) from None
-            known = False
-        what = "is not a module" if known else "is not covered by regrad.v1; see docs/tf1.md"
-        raise InstallError(f"{name} {what}")
+            inside = ".python." in name
+            fault = f"{name} is not covered by regrad.v1; see docs/tf1.md" if inside else str(error)
+        raise InstallError(fault) from None
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
         """Return the module."""

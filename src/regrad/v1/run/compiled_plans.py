@@ -14,20 +14,13 @@ import numpy as np
 
 from regrad.core.backends import JAX
 from regrad.graph.graph import CONST, Node, Symbol
-from regrad.graph.plan import GraphPlan, PlanRun
+from regrad.graph.plan import GraphPlan, PlanRun, at_node
 from regrad.transforms.donation import compile_donating, may_donate, set_apart
 from regrad.transforms.traces import find_jax
+from regrad.v1.graph.python_ops import ASSERT
+from regrad.v1.graph.regions import all_nodes
 from regrad.v1.run import traced_control  # noqa: F401 (registers how branches and loops are traced)
-from regrad.v1.run.tracing import (
-    Touched,
-    TraceRun,
-    all_nodes,
-    check,
-    find_touched,
-    refusal,
-    settle,
-    settle_all,
-)
+from regrad.v1.run.tracing import TraceRun, find_written, refusal, settle_all
 
 LONG = frozenset({np.dtype(np.int64), np.dtype(np.uint64)})
 DOUBLE = frozenset({np.dtype(np.float64), np.dtype(np.complex128)})
@@ -45,32 +38,30 @@ class CompiledPlan(GraphPlan):
 
     def _prepare(self, fetches: Sequence[Symbol], feeds: Sequence[Symbol], fed: set[int]) -> None:
         self.jax: Any = find_jax()
-        self.fetches: list[Symbol] = list(fetches)
         self.owned: list[bool] = [True] * len(fetches)
-        self.touched: Touched = find_touched(self.nodes)
         self.asserts: list[Node] = [node for node in self.nodes if node.op.type == "Assert"]
-        self.prints: bool = any(node.op.type == "Print" for node in all_nodes(self.nodes))
-        read, written, resized, _ = self.touched
-        donated = set() if self.asserts else written - resized  # a failed run keeps them
-        self.donated: list[str] = sorted(donated)
-        self.kept: list[str] = sorted((read | written) - donated)
-        symbols = self._symbols()
+        checked = [s for node in self.asserts for s in node.sources()]
+        checked = [s for s in checked if s.id in fed or s.node.op is not CONST]
+        self.fetches: list[Symbol] = [*fetches, *checked]
+        every, written = list(all_nodes(self.nodes)), find_written(self.nodes)
+        self.prints: bool = any(node.op.type == "Print" for node in every)
+        # A failed run keeps the variables. A buffer of another size cannot be used again.
+        self.donated: list[str] = [k for k in written if written[k] and not self.asserts]
+        variables = [node.name for node in self.nodes if node.op.type == "VariableV2"]
+        self.kept: list[str] = [key for key in variables if key not in self.donated]
+        self.streams: dict[int, Node] = {n.attrs["stream"]: n for n in every if "stream" in n.attrs}
+        symbols = [s for node in every if node.op is not CONST for s in node.symbols]
+        symbols += [*self.feeds, *self.fetches]
         self.long: bool = any(s.dtype in LONG for s in symbols)
         self.double: Symbol | None = next((s for s in symbols if s.dtype in DOUBLE), None)
         self.text: Symbol | None = next((s for s in symbols if s.dtype.kind in "OSU"), None)
         self.donates: bool = bool(self.donated)
-        self.labels: dict[int, Any] = {}  # strings in the data of asserts, by symbol id
         self._begin()
 
     def _begin(self) -> None:
         """Start with an empty cache of programs. (JAX caches them while the function lives.)"""
         self.traces: int = 0
         self.program: Any = compile_donating(self.jax, self._results, donated=[1])
-
-    def _symbols(self) -> list[Symbol]:
-        """Return the symbols of the plan that are not constants."""
-        inner = [s for n in all_nodes(self.nodes) if n.op is not CONST for s in n.symbols]
-        return [*self.feeds, *self.fetches, *inner]
 
     def __call__(self, values: Sequence[Any], run: PlanRun) -> list[Any]:
         self._admit()
@@ -81,28 +72,28 @@ class CompiledPlan(GraphPlan):
         with self.jax.enable_x64(True) if self.long else nullcontext():
             state = self._given(run, self.kept), self._given(run, self.donated)
             kept, donated = state if may_donate(self.jax) else (state[0] | state[1], {})
-            keys = {stream: self._key(run, stream) for stream in self.touched.streams}
-            found, written, keys, checks = self.program((list(values), kept, keys), donated)
+            keys = {stream: self._key(run, stream) for stream in self.streams}
+            found, written, keys = self.program((list(values), kept, keys), donated)
             self.jax.block_until_ready(written)  # a run must not return before it ends
         if self.prints:
             self.jax.effects_barrier()
-        for node, inputs in zip(self.asserts, checks, strict=True):
-            pairs = zip(node.sources(), inputs, strict=True)
-            check(node, [self.labels.get(s.id, value) for s, value in pairs])
+        found = [np.array(y) for y in found]
+        for node in self.asserts:
+            known = {s.id: y for s, y in zip(self.fetches, found, strict=True)}
+            _check(node, [known.get(s.id, s.node.attrs.get("value")) for s in node.sources()])
         run.written.update(written)
         run.others.update(keys)
-        return [np.array(y) for y in found]
+        return found[: len(self.owned)]
 
     def _admit(self) -> None:
         """Raise for dtypes that JAX arrays cannot have."""
         if self.text is not None:
             raise refusal(self.text.node, "compiled programs do not support strings.")
-        if self.double is not None and not self.jax.config.jax_enable_x64:
+        if self.double is not None:
             try:
                 JAX.native_dtype(self.double.dtype)
             except Exception as error:
-                error.add_note(f"in the graph's op {self.double.node.name!r}")
-                raise
+                raise at_node(error, self.double.node, []) from None
 
     def _given(self, run: PlanRun, keys: Sequence[str]) -> dict[str, Any]:
         """Return the values of variables as JAX arrays, which stay in the session."""
@@ -117,7 +108,8 @@ class CompiledPlan(GraphPlan):
         """Return the key of a random op from its last run, or a new key made from its seeds."""
         key = run.others.get(stream)
         if key is None:
-            seeds = [seed % 2**64 for seed in self.touched.streams[stream]]
+            attrs = self.streams[stream].attrs
+            seeds = [attrs[name] % 2**64 for name in ("seed", "seed2")]
             words = np.random.SeedSequence(seeds if any(seeds) else None).generate_state(2)
             key = self.jax.random.wrap_key_data(JAX.xp.asarray(words), impl="threefry2x32")
         return key
@@ -133,16 +125,15 @@ class CompiledPlan(GraphPlan):
         with np.errstate(all="ignore"):  # as in a session without jit
             trace.compute(self.nodes, known)
         found = settle_all([known[s.id] for s in self.fetches], self.fetches)
-        written = {key: settle(value, value.dtype) for key, value in trace.written.items()}
+        written = trace.state(trace.written)
         others = [*values, *donated.values(), *kept.values()]
         written = dict(zip(written, set_apart([*written.values()], others), strict=True))
-        checks = [[self._checked(s, known[s.id]) for s in node.sources()] for node in self.asserts]
-        followed = {stream: pair[0] for stream, pair in pairs.items()}
-        return found, written, followed, checks
+        return found, written, {stream: pair[0] for stream, pair in pairs.items()}
 
-    def _checked(self, symbol: Symbol, value: Any) -> Any:
-        """Return the value that an Assert checks after the run, or None for a string."""
-        if symbol.dtype.kind not in "OSU":
-            return value
-        self.labels[symbol.id] = value
-        return None
+
+def _check(node: Node, values: Sequence[Any]) -> None:
+    """Run an Assert on its inputs after a run, and raise its error."""
+    try:
+        ASSERT.kernels[np.ndarray](values[0], values[1:], **node.attrs)
+    except Exception as error:
+        raise at_node(error, node, values) from None

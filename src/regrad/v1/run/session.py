@@ -3,29 +3,28 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import nullcontext
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import Any, Self
 
 import numpy as np
 
 import regrad as rg
-from regrad.core import dims, numbers
+from regrad.core import dims
 from regrad.core.blocks import Block, block, stay
 from regrad.core.interrupts import Deferred
 from regrad.core.tensor import Readable, TensorLike, read_only
 from regrad.core.tracebacks import fold
 from regrad.errors import ArgumentError, GraphError, ShapeError, kind, refusal
-from regrad.graph.graph import Node, Symbol, is_symbolic, made_inside
+from regrad.graph.graph import Node, Symbol, made_inside
 from regrad.graph.plan import GraphPlan, PlanRun
 from regrad.transforms.traces import find_jax
 from regrad.v1 import dtypes, errors
 from regrad.v1.graph.conversion import as_array
-from regrad.v1.graph.graphs import Graph, MissingNameError, get_default_graph
-from regrad.v1.graph.open_sessions import SESSIONS
+from regrad.v1.graph.graphs import Graph, get_default_graph
 from regrad.v1.graph.static_shapes import TensorShape
-from regrad.v1.graph.tensors import Operation, Tensor, face
+from regrad.v1.graph.tensors import SESSIONS, Operation, Tensor, face
 
 __all__ = [
     "ConfigProto", "GPUOptions", "InteractiveSession", "RunMetadata", "RunOptions", "Session",
@@ -127,9 +126,25 @@ def _handed_out(value: np.ndarray, owned: bool) -> Any:
 # -- the session ---------------------------------------------------------------------------------
 
 
-def _filled(made: dict[Any, Any], items: Mapping[Any, Any], values: list[Any]) -> dict[Any, Any]:
-    made.update((key, part(values)) for key, part in items.items())
+def _filled(made: Any, found: Iterable[Any]) -> Any:
+    made.update(found)
     return made
+
+
+ELEMENTS = Operation, Readable  # the classes of ops, tensors and Variables
+
+
+def _element(graph: Graph, x: Any) -> Any:
+    """Return an op, a tensor or a Variable of the graph, also by name; None for other objects."""
+    if isinstance(x, str):
+        return graph.as_graph_element(x)
+    if isinstance(x, rg.Tensor):
+        x = face(x)
+    if not isinstance(x, ELEMENTS):
+        return None
+    if getattr(x, "graph", graph) is not graph:
+        raise GraphError(f"{x} is not an element of this graph.")
+    return x
 
 
 class _Fetches:
@@ -142,42 +157,22 @@ class _Fetches:
         self.build = self._parse(structure)
 
     def _parse(self, fetch: Any) -> Callable[[list[Any]], Any]:
-        if isinstance(fetch, list):
-            parts = [self._parse(f) for f in fetch]
-            return lambda values: [part(values) for part in parts]
-        if isinstance(fetch, tuple):
-            parts = [self._parse(f) for f in fetch]
-            make = type(fetch)._make if hasattr(fetch, "_fields") else type(fetch)  # pyright: ignore
-            return lambda values: make([part(values) for part in parts])
-        if isinstance(fetch, dict):
-            items = {key: self._parse(f) for key, f in fetch.items()}
-            kind = type(fetch)
-            return lambda values: _filled(kind(), items, values)
-        return self._leaf(fetch)
+        if isinstance(fetch, list | tuple):
+            parts, make = fetch, getattr(fetch, "_make", type(fetch))
+        elif isinstance(fetch, dict):
+            keys, parts, kind = list(fetch), fetch.values(), type(fetch)
+            make = lambda found: _filled(kind(), zip(keys, found, strict=True))  # noqa: E731
+        else:
+            return self._leaf(fetch)
+        parsed = [self._parse(part) for part in parts]
+        return lambda values: make([part(values) for part in parsed])
 
     def _leaf(self, fetch: Any) -> Callable[[list[Any]], Any]:
-        element = self._element(fetch)
-        if isinstance(element, Operation):
-            self.nodes.append(element._node)
-            return lambda values: None
-        index = len(self.symbols)
-        symbol = element._read()._data
-        if symbol.node.graph is not self.graph:
-            raise made_inside(symbol)
-        self.symbols.append(symbol)
-        return lambda values: values[index]
-
-    def _element(self, fetch: Any) -> Any:
-        if isinstance(fetch, rg.Tensor) and is_symbolic(fetch):
-            fetch = face(fetch)
-        if isinstance(fetch, str):
-            try:
-                return self.graph.as_graph_element(fetch)
-            except MissingNameError as error:
-                raise GraphError(
-                    f"Fetch argument {fetch!r} cannot be interpreted: {error}"
-                ) from None
-        if not isinstance(fetch, Operation | Readable):
+        try:
+            element = _element(self.graph, fetch)
+        except GraphError as error:
+            raise GraphError(f"Fetch argument {fetch!r} cannot be interpreted: {error}") from None
+        if element is None:
             advice, hint = "must be a string or Tensor", ""
             if fetch is None:
                 advice = "Cannot be None"
@@ -187,9 +182,14 @@ class _Fetches:
                 f"{advice}. (Can not convert a {type(fetch).__name__} into a Tensor or "
                 f"Operation{hint}.)"
             )
-        if getattr(fetch, "graph", self.graph) is not self.graph:
-            raise GraphError(f"Fetch argument {fetch} is not an element of this graph.")
-        return fetch
+        if isinstance(element, Operation):
+            self.nodes.append(element._node)
+            return lambda values: None
+        index, symbol = len(self.symbols), element._read()._data
+        if symbol.node.graph is not self.graph:
+            raise made_inside(symbol)
+        self.symbols.append(symbol)
+        return lambda values: values[index]
 
 
 class Session(Block):
@@ -227,8 +227,7 @@ class Session(Block):
             raise ArgumentError(f"there are no remote sessions: target must be '', got {target!r}")
         if not isinstance(graph, Graph | None):
             raise ArgumentError(f"Session: graph must be a tf.Graph, got {kind(graph)}")
-        plan_type = _compiled_plans() if jit else GraphPlan
-        self._plan = lru_cache(PLANS)(partial(_planned, plan_type))
+        self._plan = lru_cache(PLANS)(_compiled_plans() if jit else GraphPlan)
         self.graph: Graph = get_default_graph() if graph is None else graph
         self._variables: dict[Any, Any] = {}
         self._others: dict[Any, Any] = {}
@@ -253,90 +252,58 @@ class Session(Block):
             tf.errors.FailedPreconditionError: a variable has no value.
             RuntimeError: the session is closed, or the graph is empty.
         """
-        self._check_open()
         if not self.graph.nodes:
             raise errors.ClosedError(
                 "The Session graph is empty. Add operations to the graph before calling run()."
             )
+        if feed_dict and not isinstance(feed_dict, dict):
+            raise ArgumentError(f"feed_dict is a dict of tensors to values, got {feed_dict!r:.60}")
         try:
-            wanted = _Fetches(self.graph, fetches)
-            feeds = self._feeds(feed_dict) if feed_dict else {}
-            return wanted.build(self._values(wanted.symbols, wanted.nodes, feeds))
+            wanted, feeds = _Fetches(self.graph, fetches), {}
+            for key, value in (feed_dict or {}).items():
+                several = isinstance(key, tuple | list)
+                for k, v in zip(key, value, strict=True) if several else [(key, value)]:
+                    feeds[self._fed(k)] = v
+            return self._run(wanted, feeds)
         except Exception as error:
             fold(error)
             raise
 
-    def _values(
-        self, symbols: Sequence[Symbol], nodes: Sequence[Node], feeds: dict[Symbol, Any]
-    ) -> list[Any]:
-        plan = self._plan(tuple(symbols), tuple(nodes), tuple(feeds))
+    def _run(self, wanted: _Fetches, feeds: dict[Symbol, Any]) -> Any:
+        self._check_open()
+        variables, values = self._variables, {}
+        for symbol, value in feeds.items():
+            array = _fed_value(symbol, value)
+            if symbol.node.op.type == "VariableV2":
+                variables = {**variables, symbol.node.name: array}
+            else:
+                values[symbol] = array
+        plan = self._plan(tuple(wanted.symbols), tuple(wanted.nodes), tuple(values))
         if plan.unfed is not None:
             raise errors.unfed(plan.unfed)
-        variables, values = self._variables, list(feeds.values())
-        if len(plan.feeds) < len(values):
-            fed = {s.node.name: v for s, v in feeds.items() if s.node.op.type == "VariableV2"}
-            values = [v for s, v in feeds.items() if s.node.name not in fed]
-            variables = {**variables, **fed}
         run = PlanRun(variables, self._others)
         one_by_one = self._lock if plan.stateful else nullcontext()
         with one_by_one, Deferred() if plan.donates else nullcontext():
             try:
-                found = plan(values, run)
+                found = plan([*values.values()], run)
             except Exception as error:
                 raise errors.of_run(error) from error.__cause__
             self._variables.update(run.written)
-        once = len(set(symbols)) == len(found)
-        return [_handed_out(v, own and once) for v, own in zip(found, plan.owned, strict=True)]
-
-    def _feeds(self, feed_dict: Mapping[Any, Any] | None) -> dict[Symbol, Any]:
-        if not isinstance(feed_dict, dict):
-            raise ArgumentError(f"feed_dict is a dict of tensors to values, got {feed_dict!r:.60}")
-        feeds: dict[Symbol, Any] = {}
-        for key, value in feed_dict.items():
-            several = isinstance(key, tuple | list)
-            for k, v in zip(key, value, strict=True) if several else [(key, value)]:
-                symbol = self._fed(k)
-                feeds[symbol] = self._fed_value(symbol, v)
-        return feeds
+        once = len({*wanted.symbols}) == len(found)
+        pairs = zip(found, plan.owned, strict=True)
+        return wanted.build([_handed_out(v, own and once) for v, own in pairs])
 
     def _fed(self, key: Any) -> Symbol:
         if type(key) is Tensor and key._symbol.node.graph is self.graph:
             return key._symbol
         try:
-            if isinstance(key, str):
-                key = self.graph.get_tensor_by_name(key)
-            elif isinstance(key, rg.Tensor) and is_symbolic(key):
-                key = face(key)
-            else:
-                key = getattr(key, "_ref", lambda key=key: key)()  # a Variable's op output
-            if not isinstance(key, Tensor):
+            found = _element(self.graph, key)
+            found = getattr(found, "_ref", lambda: found)()  # a Variable's op output
+            if not isinstance(found, Tensor):
                 raise GraphError(f"{key!r:.60} is not a tensor")
-            if key.graph is not self.graph:
-                raise GraphError(f"{key} is not an element of this graph")
         except GraphError as error:
             raise ArgumentError(f"Cannot interpret feed_dict key as Tensor: {error}") from None
-        return key._symbol
-
-    def _fed_value(self, symbol: Symbol, value: TensorLike) -> np.ndarray:
-        if isinstance(value, Operation | Readable):
-            raise ArgumentError(
-                "The value of a feed cannot be a tf.Tensor object. Feed Python numbers, lists or "
-                f"NumPy arrays; {symbol.name!r} got {value}"
-            )
-        if isinstance(value, rg.Tensor):
-            value = value.numpy()
-        if symbol.relied:
-            raise ArgumentError(
-                f"{symbol.name!r} cannot be fed: its value was known when the graph was built, "
-                "and static shapes depend on it. Use a placeholder for a value that varies."
-            )
-        array = read_only(_as_fed(symbol, value))  # the array belongs to the caller
-        if dims.differ(symbol.shape, array.shape):
-            raise ShapeError(
-                f"Cannot feed value of shape {array.shape} for Tensor {symbol.name}, which has "
-                f"shape {TensorShape(symbol.shape)}"
-            )
-        return array
+        return found._symbol
 
     def make_callable(
         self, fetches: Any, feed_list: Sequence[Any] | None = None, accept_options: Any = None
@@ -344,13 +311,7 @@ class Session(Block):
         """Return a function that takes the values to feed, in order, and runs these fetches."""
         wanted = _Fetches(self.graph, fetches)
         symbols = [self._fed(key) for key in feed_list or ()]
-
-        def call(*values: TensorLike) -> Any:
-            self._check_open()
-            fed = {s: self._fed_value(s, v) for s, v in zip(symbols, values, strict=True)}
-            return wanted.build(self._values(wanted.symbols, wanted.nodes, fed))
-
-        return call
+        return lambda *values: self._run(wanted, dict(zip(symbols, values, strict=True)))
 
     def _check_open(self) -> None:
         if self._closed:
@@ -372,15 +333,16 @@ class Session(Block):
         self._variables, self._others = {}, {}
         self._plan.cache_clear()
 
-    def as_default(self) -> Any:
+    @block
+    def as_default(self) -> Generator[Session]:
         """Make this the default session in a block, without closing it at the end."""
-        return _as_default(self)
+        yield from stay(self, SESSIONS, (*SESSIONS.get(), self))
 
     _twice = "session.as_default() makes a session the default one several times"
 
     def _steps(self) -> Generator[Self]:
         try:
-            with self.graph.as_default(), _as_default(self):
+            with self.graph.as_default(), self.as_default():
                 yield from stay(self)
         finally:
             self.close()
@@ -389,32 +351,39 @@ class Session(Block):
 PLANS = 256  # the number of plans that a session caches, by fetches and feeds
 
 
-def _planned(
-    plan_type: type[GraphPlan],
-    symbols: Sequence[Symbol],
-    nodes: Sequence[Node],
-    feeds: Sequence[Symbol],
-) -> GraphPlan:
-    """Return the plan for some fetches and feeds. Fed variables are not feeds of the plan."""
-    return plan_type(symbols, nodes, [s for s in feeds if s.node.op.type != "VariableV2"])
+def _fed_value(symbol: Symbol, value: TensorLike) -> np.ndarray:
+    nested = isinstance(value, list | tuple) and any(isinstance(v, ELEMENTS) for v in value)
+    if nested or isinstance(value, ELEMENTS):
+        raise ArgumentError(
+            "The value of a feed cannot be a tf.Tensor object, or contain one. Feed Python "
+            f"numbers, lists or NumPy arrays; {symbol.name!r} got {value!r:.60}"
+        )
+    if symbol.relied:
+        raise ArgumentError(
+            f"{symbol.name!r} cannot be fed: its value was known when the graph was built, "
+            "and static shapes depend on it. Use a placeholder for a value that varies."
+        )
+    array = read_only(_as_fed(symbol, value))  # the array belongs to the caller
+    if dims.differ(symbol.shape, array.shape):
+        raise ShapeError(
+            f"Cannot feed value of shape {array.shape} for Tensor {symbol.name}, which has "
+            f"shape {TensorShape(symbol.shape)}"
+        )
+    return array
 
 
 def _as_fed(symbol: Symbol, value: TensorLike) -> np.ndarray:
+    if isinstance(value, rg.Tensor):
+        value = value.numpy()
+    if symbol.dtype.kind == "O" and value is not None:
+        return as_array(value, dtypes.string)
     if isinstance(value, np.ndarray) and value.dtype == symbol.dtype:
         return value
     if value is None:  # NumPy would convert it to NaN
         raise ArgumentError(f"feed_dict: {symbol.name} is fed with None, expected a value")
-    if symbol.dtype.kind == "O":
-        return as_array(value, dtypes.string)
     try:
         return np.asarray(value, dtype=symbol.dtype)
-    except OverflowError:
-        return numbers.under(value, symbol.dtype)  # its error names the number
-    except (TypeError, ValueError) as error:
-        if isinstance(value, list | tuple) and any(isinstance(v, Readable) for v in value):
-            raise ArgumentError(
-                f"The value of a feed cannot contain tensors; {symbol.name!r} got {value!r:.60}"
-            ) from None
+    except (OverflowError, TypeError, ValueError) as error:
         raise refusal(error, f"{symbol.name} is fed as {symbol.dtype}", {}) from None
 
 
@@ -423,11 +392,6 @@ def _compiled_plans() -> type[GraphPlan]:
     from regrad.v1.run.compiled_plans import CompiledPlan
 
     return CompiledPlan
-
-
-@block
-def _as_default(session: Session) -> Generator[Session]:
-    yield from stay(session, SESSIONS, (*SESSIONS.get(), session))
 
 
 def get_default_session() -> Session | None:
@@ -473,9 +437,3 @@ class InteractiveSession(Session):
     def close(self) -> None:
         super().close()
         SESSIONS.set(tuple(s for s in SESSIONS.get() if s is not self))
-
-    def _steps(self) -> Generator[Self]:
-        try:
-            yield from stay(self)
-        finally:
-            self.close()

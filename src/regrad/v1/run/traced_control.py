@@ -8,40 +8,28 @@ from typing import Any
 
 import numpy as np
 
-import regrad as rg
 from regrad.graph.graph import Node
 from regrad.graph.plan import PlanRun
 from regrad.transforms.traces import find_jax
 from regrad.v1.errors import UnimplementedError
 from regrad.v1.graph.regions import Control, Step
-from regrad.v1.graph.variables import read_state
-from regrad.v1.run.tracing import (
-    TraceRun,
-    Values,
-    all_nodes,
-    find_touched,
-    is_known,
-    refusal,
-    settle,
-    settle_all,
-    traces,
-)
+from regrad.v1.run.tracing import TRACED, TraceRun, find_written, is_known, refusal, settle_all
 
 UNROLLED = 256  # the most iterations to unroll if XLA's loop fails
 COUNTED = 100_000  # the most iterations to count while tracing
 
 
-@traces("If")
-def _if(trace: TraceRun, node: Node, values: list[Any], attrs: dict[str, Any]) -> Values:
+def _if(trace: TraceRun, node: Node, values: Sequence[Any], attrs: dict[str, Any]) -> Any:
     control: Control = attrs["control"]
     if is_known(values[0]):
-        return trace.call_kernel(node, values, attrs)
-    known, keys = control.known(values), _written(control.steps)
+        return None
+    known = control.known(values)
+    keys = find_written(node for step in control.steps for node in step.nodes)
 
     def branch(step: Step) -> Any:
         inner = trace.inside({})
         ys = inner.through(step, known)
-        return settle_all(ys, _symbols(step.outputs)), _state(inner, keys)
+        return settle_all(ys, step.outputs), inner.state(keys)
 
     calls = [partial(branch, step) for step in control.steps]
     ys, written = _fitted(node, lambda: find_jax().lax.cond(values[0], *calls))
@@ -49,8 +37,7 @@ def _if(trace: TraceRun, node: Node, values: list[Any], attrs: dict[str, Any]) -
     return ys
 
 
-@traces("While")
-def _while(trace: TraceRun, node: Node, values: list[Any], attrs: dict[str, Any]) -> Values:
+def _while(trace: TraceRun, node: Node, values: Sequence[Any], attrs: dict[str, Any]) -> Any:
     """Trace XLA's loops. If shapes or sizes change during a loop, unroll its iterations."""
     loop: Control = attrs["control"]
     known = loop.known(values)
@@ -67,7 +54,7 @@ def _while(trace: TraceRun, node: Node, values: list[Any], attrs: dict[str, Any]
     except UnimplementedError:
         if count is None or count > UNROLLED:
             raise
-        return trace.call_kernel(node, values, attrs)
+        return None
 
 
 def _sweeps(trace: TraceRun, loop: Control, known: dict[int, Any], most: int | None) -> list[Any]:
@@ -86,24 +73,24 @@ def _sweep(
     rows: dict[int, Any], total: Any, most: int | None,
 ) -> Any:  # fmt: skip
     """Return the number of iterations, the final loop variables, and the stacked values."""
-    jax, ids, keys = find_jax(), [x._id for x in step.carries], _written([step])
+    jax, ids, keys = find_jax(), [x._id for x in step.carries], find_written(step.nodes)
 
-    def at(number: Any, xs: Values, state: dict[str, Any]) -> Any:
+    def at(number: Any, xs: Sequence[Any], state: dict[str, Any]) -> Any:
         index = lambda x: jax.lax.dynamic_index_in_dim(x, number, keepdims=False)  # noqa: E731
         own = {**{key: index(x) for key, x in rows.items()}, **dict(zip(ids, xs, strict=True))}
         return trace.inside(state, number), known | own
 
-    def turn(number: Any, xs: Values, state: dict[str, Any]) -> Any:
+    def turn(number: Any, xs: Sequence[Any], state: dict[str, Any]) -> Any:
         run, given = at(number, xs, state)
-        ys = settle_all(run.through(step, given), _symbols(step.outputs))
-        return ys[: len(ids)], [*[given[i] for i in kept], *ys[len(ids) :]], _state(run, keys)
+        ys = settle_all(run.through(step, given), step.outputs)
+        return ys[: len(ids)], [*[given[i] for i in kept], *ys[len(ids) :]], run.state(keys)
 
     def goes_on(carry: Any) -> Any:
         number, xs, state, _ = carry
         if total is not None:
             return (number >= 0) & (number < total)
         run, given = at(number, xs, state)
-        go = settle(run.through(loop.test, given)[0], np.dtype(bool))
+        go = jax.numpy.asarray(run.through(loop.test, given)[0])
         return go if most is None else (number < most) & go
 
     def advance(carry: Any) -> Any:
@@ -112,7 +99,7 @@ def _sweep(
         stacks = [s.at[number].set(x) for s, x in zip(stacks, values, strict=True)]
         return number + (-1 if step.backward else 1), ys, state, stacks
 
-    first, state = settle_all([known[i] for i in ids], _symbols(step.carries)), _state(trace, keys)
+    first, state = settle_all([known[i] for i in ids], step.carries), trace.state(keys)
     stacks = []
     if kept or step.stacked:
         shapes = jax.eval_shape(lambda: turn(np.int32(0), first, state)[1])
@@ -125,7 +112,7 @@ def _sweep(
 
 def _entries(x: Any) -> Any:
     """Return entries as a JAX array of at least one entry, which XLA needs to trace the loop."""
-    x = settle(x, x.dtype)
+    (x,) = settle_all([x], [x])
     return x if len(x) else find_jax().numpy.zeros((1, *x.shape[1:]), x.dtype)
 
 
@@ -146,34 +133,22 @@ def _fitted(node: Node, call: Callable[[], Any]) -> Any:
         ) from error
 
 
-def _symbols(tensors: Sequence[rg.Tensor]) -> list[Any]:
-    return [t._data for t in tensors]
-
-
-def _written(steps: Sequence[Step]) -> list[str]:
-    """Return the variables to which steps write."""
-    return sorted({key for step in steps for key in find_touched(step.nodes).written})
-
-
-def _state(trace: TraceRun, keys: Sequence[str]) -> dict[str, Any]:
-    """Return the values of variables after a branch or an iteration."""
-    values = {key: read_state(trace, None, key) for key in keys}
-    return {key: settle(value, value.dtype) for key, value in values.items()}
-
-
 def _count(loop: Control, known: dict[int, Any]) -> int | None:
     """Return the number of iterations of a loop if constants determine it, else None."""
     if loop.test is None:
         return loop.most(known)
     step = loop.steps[0].only(loop.test.reads)
-    read = {s.id for part in (loop.test, step) for s in part.reads}
-    nodes = all_nodes([*loop.test.nodes, *step.nodes])
-    if any(node.op.stateful for node in nodes) or not all(is_known(known[key]) for key in read):
+    values = {s.id: known[s.id] for part in (loop.test, step) for s in part.reads}
+    stateful = loop.test.plan.stateful or step.plan.stateful
+    if stateful or not all(map(is_known, values.values())):
         return None
-    values, run = {key: known[key] for key in read}, PlanRun({}, {})
+    run = PlanRun({}, {})
     for number in range(COUNTED if loop.limit is None else min(loop.limit, COUNTED)):
         if not bool(run.through(loop.test, values)[0]):
             return number
         ys = run.through(step, values)
         values.update(zip([x._id for x in step.carries], ys, strict=True))
     return loop.limit
+
+
+TRACED.update(If=_if, While=_while)

@@ -7,39 +7,33 @@ numbers become part of the compiled program.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import Any
 
 import numpy as np
 
 from regrad.core import dims
-from regrad.core.backends import JAX, NUMPY, backend_of
+from regrad.core.backends import JAX, backend_of
 from regrad.core.sharding import to_jax
 from regrad.core.tape import placed
 from regrad.errors import TraceError
-from regrad.graph.graph import CONST, Node, Symbol
+from regrad.graph.graph import CONST, Node
 from regrad.graph.plan import PlanRun, at_node
 from regrad.transforms.traces import find_jax
 from regrad.v1.errors import UnimplementedError
-from regrad.v1.graph.python_ops import ASSERT, PRINT
-from regrad.v1.graph.regions import Control, Step
+from regrad.v1.graph.python_ops import PRINT
+from regrad.v1.graph.regions import Step, all_nodes, writes
+from regrad.v1.graph.variables import read_state
 
 Values = Sequence[Any]
 
 
 class TraceRun(PlanRun):
-    """The state of a traced run. Variables and random keys are tracers."""
+    """The state of a traced run. Variables and random keys (in `others`) are tracers."""
 
-    __slots__ = ("keys",)
-
-    def __init__(self, variables: dict[str, Any], keys: dict[int, Any]) -> None:
-        super().__init__(variables, {})
-        self.keys: dict[int, Any] = keys
-
-    @property
-    def xp(self) -> Any:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """The namespace of JAX arrays."""
-        return JAX.xp
+    __slots__ = ()
+    xp = JAX.xp
 
     def write(self, key: str, value: Any) -> Any:
         self.written[key] = value
@@ -47,17 +41,22 @@ class TraceRun(PlanRun):
 
     def key(self, stream: int) -> Any:
         """Return the random key of an op in the current iterations."""
-        key = self.keys[stream]
+        key = self.others[stream]
         for number in self.path:
             key = find_jax().random.fold_in(key, number)
         return key
 
     def inside(self, written: dict[str, Any], *number: Any) -> TraceRun:
         """Return the state for a part that the program may skip or repeat."""
-        made = TraceRun(self.variables, self.keys)
+        made = TraceRun(self.variables, self.others)
         made.written = {**self.written, **written}
         made.path = (*self.path, *number)
         return made
+
+    def state(self, keys: Iterable[str]) -> dict[str, Any]:
+        """Return the current values of variables as JAX arrays."""
+        values = {key: read_state(self, None, key) for key in keys}
+        return {key: settle(value, value.dtype) for key, value in values.items()}
 
     def through(self, step: Step, known: dict[int, Any]) -> list[Any]:
         known = dict(known)
@@ -77,36 +76,24 @@ class TraceRun(PlanRun):
                 for symbol, y in zip(made, ys, strict=True):
                     known.setdefault(symbol.id, y)
 
-    def _outputs(self, node: Node, values: list[Any], known: dict[int, Any]) -> Values:
+    def _outputs(self, node: Node, values: Values, known: dict[int, Any]) -> Values:
         op, attrs = node.op, node.attrs
         if op is CONST:
             return [attrs["value"]]
         if node.sized:
             attrs = {k: dims.resolved(v, lambda s: known[s.id]) for k, v in attrs.items()}
-        if op.type in TRACED:
-            return TRACED[op.type](self, node, values, attrs)
+        ys = TRACED[op.type](self, node, values, attrs) if op.type in TRACED else None
+        if ys is not None:
+            return ys
         if op.stateful:
-            return self.call_kernel(node, values, attrs)
-        if any(v is None for v in values):  # refs of variables, and values made of them
-            return [None] * len(node.symbols)
-        backend, arrays = one_library(values)
-        kernel = op.kernels[np.ndarray if backend is NUMPY else type(arrays[0])]
-        y = kernel(*[placed(arrays, place) for place in node.layout], **attrs)
+            kernel = partial(op.kernels.kernel, self)  # pyright: ignore
+        elif backend_of(*values) is JAX:
+            values = [to_jax(np.asarray(v)) if is_known(v) else v for v in values]
+            kernel = op.kernels[type(values[0])]
+        else:
+            kernel = op.kernels[np.ndarray]
+        y = kernel(*[placed(values, place) for place in node.layout], **attrs)
         return y if op.several else [y]
-
-    def call_kernel(self, node: Node, values: list[Any], attrs: dict[str, Any]) -> Values:
-        """Return the outputs of an op whose kernel receives the run."""
-        arguments = [placed(values, place) for place in node.layout]
-        y = node.op.kernels.kernel(self, *arguments, **attrs)  # pyright: ignore
-        return y if node.op.several else [y]
-
-
-def one_library(values: Values) -> tuple[Any, list[Any]]:
-    """Return the backend of the values, and the values converted to it."""
-    backend = backend_of(*values)
-    if backend is NUMPY:
-        return backend, list(values)
-    return backend, [to_jax(np.asarray(v)) if is_known(v) else v for v in values]
 
 
 def is_known(value: Any) -> bool:
@@ -116,16 +103,14 @@ def is_known(value: Any) -> bool:
 
 def settle(value: Any, dtype: np.dtype) -> Any:
     """Return a value as a JAX array of this dtype, for outputs and loop carries."""
-    if value is None:
-        return None
     if is_known(value):
         value = to_jax(np.asarray(value))
     return find_jax().lax.convert_element_type(value, dtype)
 
 
-def settle_all(values: Values, symbols: Iterable[Symbol]) -> list[Any]:
-    """Settle each value to the dtype of its symbol."""
-    return [settle(v, s.dtype) for v, s in zip(values, symbols, strict=True)]
+def settle_all(values: Values, like: Iterable[Any]) -> list[Any]:
+    """Settle each value to the dtype of its tensor or symbol."""
+    return [settle(v, s.dtype) for v, s in zip(values, like, strict=True)]
 
 
 # -- errors of tracing ---------------------------------------------------------------------------
@@ -154,29 +139,12 @@ def _explained(error: Exception, node: Node, values: Values) -> Exception:
 
 # -- ops that are traced in a special way --------------------------------------------------------
 
-# Functions that trace ops without an array kernel, by op type.
-Form = Callable[[TraceRun, Node, list[Any], dict[str, Any]], Values]
-TRACED: dict[str, Form] = {}
 
-
-def traces(*types: str) -> Callable[[Form], Form]:
-    """Register the decorated function to trace ops of these types."""
-
-    def register(function: Form) -> Form:
-        for op_type in types:
-            TRACED[op_type] = function
-        return function
-
-    return register
-
-
-@traces("PyFunc", "PyFuncStateless")
-def _python(trace: TraceRun, node: Node, values: list[Any], attrs: dict[str, Any]) -> Values:
+def _python(trace: TraceRun, node: Node, values: Values, attrs: dict[str, Any]) -> Any:
     raise refusal(node, "it calls a Python function. Write it with ops of the graph.")
 
 
-@traces("Print")
-def _print(trace: TraceRun, node: Node, values: list[Any], attrs: dict[str, Any]) -> Values:
+def _print(trace: TraceRun, node: Node, values: Values, attrs: dict[str, Any]) -> Values:
     kernel: Any = PRINT.kernels[np.ndarray]
 
     def show(*data: Any) -> None:
@@ -186,70 +154,41 @@ def _print(trace: TraceRun, node: Node, values: list[Any], attrs: dict[str, Any]
     return values[:1]
 
 
-@traces("Assert")
-def _assert(trace: TraceRun, node: Node, values: list[Any], attrs: dict[str, Any]) -> Values:
+def _assert(trace: TraceRun, node: Node, values: Values, attrs: dict[str, Any]) -> Values:
     """Trace nothing. The plan checks the inputs of its asserts after the program has run."""
     if node.graph.outer is not None:
         raise refusal(node, "an Assert in a branch or loop cannot stop it. Assert outside.")
     return []
 
 
-def check(node: Node, values: Values) -> None:
-    """Run an Assert on its inputs after a run, and raise its error."""
-    condition, *data = [np.asarray(v) for v in values]
-    try:
-        ASSERT.kernels[np.ndarray](condition, data, **node.attrs)
-    except Exception as error:
-        raise at_node(error, node, [condition, *data]) from None
-
-
-@traces("_Indices", "_Divisor", "_Permutation", "_Exclusive")
-def _value_check(trace: TraceRun, node: Node, values: list[Any], attrs: dict[str, Any]) -> Values:
+def _value_check(trace: TraceRun, node: Node, values: Values, attrs: dict[str, Any]) -> Any:
     """Check values that are known while tracing. Compiled programs do not check values."""
-    if is_known(values[0]):
-        node.op.kernels[np.ndarray](*values, **attrs)
-    return values
+    return None if is_known(values[0]) else values
 
 
-@traces("_Deferred")
-def _deferred(trace: TraceRun, node: Node, values: list[Any], attrs: dict[str, Any]) -> Values:
+def _deferred(trace: TraceRun, node: Node, values: Values, attrs: dict[str, Any]) -> Values:
     """Run in eager mode on tracers. Known values stay known, for sizes and loops."""
-    xp = backend_of(*values).xp
-    return node.op.kernels.kernel(xp, values, **attrs)  # pyright: ignore[reportCallIssue]
+    kernel: Any = node.op.kernels.kernel
+    return kernel(backend_of(*values).xp, values, **attrs)
+
+
+# Functions that trace ops without an array kernel, by op type. For None the kernel runs.
+Form = Callable[[TraceRun, Node, Values, dict[str, Any]], Values | None]
+TRACED: dict[str, Form] = {
+    "PyFunc": _python, "PyFuncStateless": _python, "Print": _print, "Assert": _assert,
+    "_Indices": _value_check, "_Divisor": _value_check, "_Permutation": _value_check,
+    "_Exclusive": _value_check, "_Deferred": _deferred,
+}  # fmt: skip
 
 
 # -- variables that a plan reads and writes ------------------------------------------------------
 
 
-class Touched(NamedTuple):
-    """The state, other than feeds, that a plan with all its regions reads and changes."""
-
-    read: set[str]  # variables
-    written: set[str]
-    resized: set[str]  # written, possibly with another shape
-    streams: dict[int, tuple[int, int]]  # random streams, with their seeds
-
-
-def find_touched(nodes: Iterable[Node]) -> Touched:
-    """Return the variables and random streams of nodes and of the regions in them."""
-    found = Touched(set(), set(), set(), {})
-    for node in all_nodes(nodes):
-        attrs = node.attrs
-        if node.op.stateful and ("key" in attrs or "keys" in attrs):
-            keys = attrs["keys"] if "keys" in attrs else [attrs["key"]]
-            writes = node.op.type.startswith(("Assign", "Apply", "ScatterUpdate"))
-            (found.written if writes else found.read).update(keys)
-            if writes and attrs.get("shape", ()) is None:
-                found.resized.update(keys)
-        if "stream" in attrs:
-            found.streams[attrs["stream"]] = attrs["seed"], attrs["seed2"]
+def find_written(nodes: Iterable[Node]) -> dict[str, bool]:
+    """Return the variables to which nodes write, and whether they certainly keep their shapes."""
+    found: dict[str, bool] = {}
+    for node in filter(writes, all_nodes(nodes)):
+        keeps = node.attrs.get("shape", ()) is not None
+        for key in node.attrs.get("keys") or [node.attrs["key"]]:
+            found[key] = keeps and found.get(key, True)
     return found
-
-
-def all_nodes(nodes: Iterable[Node]) -> Iterator[Node]:
-    """Yield the nodes, and the nodes of the branches and loops in them."""
-    for node in nodes:
-        yield node
-        control: Control | None = node.attrs.get("control")
-        for step in control.parts if control is not None else ():
-            yield from all_nodes(step.nodes)

@@ -9,25 +9,23 @@ from __future__ import annotations
 
 import io
 import math
+import os
 import zipfile
 from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import IO, Any
 
 import numpy as np
+from numpy.lib import format as npy
 
 from regrad.core.files import reading
-from regrad.errors import ArgumentError
+from regrad.errors import ArgumentError, GraphError
 from regrad.v1 import errors
 
+SUFFIX = ".npz"
 EMPTY = b"regrad: no arrays"  # the comment of a file without arrays
 METHODS = zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED  # the compression methods that NumPy writes
-FORM = np.lib.format
-READERS: dict[bytes, Any] = {
-    FORM.magic(1, 0): FORM.read_array_header_1_0, FORM.magic(2, 0): FORM.read_array_header_2_0,
-}  # fmt: skip
 CHUNK = 2**18  # bytes to read at once
-LIMIT = 10_000  # bytes of a header, as in NumPy
 
 
 def write_arrays(file: IO[bytes], arrays: Mapping[str, np.ndarray]) -> None:
@@ -35,13 +33,16 @@ def write_arrays(file: IO[bytes], arrays: Mapping[str, np.ndarray]) -> None:
     with zipfile.ZipFile(file, "w") as archive:
         archive.comment = b"" if arrays else EMPTY
         for name, array in arrays.items():
-            if "\0" in name:  # the format truncates names at a zero byte
-                raise ArgumentError(f"the name {name!r} cannot be saved")
             stored = array.astype(bytes) if array.dtype == object else array
-            if stored is not array and (stored.astype(object) != array).any():
-                raise ArgumentError(f"strings of {name!r} end in zero bytes and cannot be saved")
+            cut = stored is not array and (stored.astype(object) != array).any()
+            if cut or "\0" in name:  # the formats truncate strings and names at zero bytes
+                raise ArgumentError(f"cannot save the zero bytes in {name!r} or in its strings")
             with archive.open(f"{name}.npy", "w", force_zip64=True) as entry:
-                FORM.write_array(entry, stored, (1, 0), allow_pickle=False)
+                npy.write_array(entry, stored, (1, 0), allow_pickle=False)
+
+
+class MissingCheckpointError(errors.NotFoundError, GraphError):
+    """The checkpoint does not exist (TensorFlow 1.15 raises ValueError here)."""
 
 
 class Archive(zipfile.ZipFile):
@@ -52,18 +53,19 @@ class Archive(zipfile.ZipFile):
     must be called before `array`.
     """
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, prefix: str | os.PathLike[str]) -> None:
+        if not os.path.exists(path := f"{prefix}{SUFFIX}"):
+            raise MissingCheckpointError(f"{prefix} is not a valid checkpoint: there is no {path}")
         self._reading = partial(reading, path, ".npz file", errors.DataLossError)
         with self._reading():
             super().__init__(path)
-            infos = self.infolist()
-            self.infos = {info.filename.removesuffix(".npy"): info for info in infos}
+            self.infos = {info.filename.removesuffix(".npy"): info for info in self.infolist()}
             with open(path, "rb") as file:  # the number of entries is in the last record
                 file.seek(-12 - len(self.comment), io.SEEK_END)
                 count = int.from_bytes(file.read(2), "little")
-            if len(self.infos) < len(infos) or count not in (len(infos), 0xFFFF):
+            if count not in (len(self.infos), 0xFFFF):
                 raise ValueError("its table of contents does not name each entry once")
-            if not infos and self.comment != EMPTY:
+            if not self.infos and self.comment != EMPTY:
                 raise ValueError("it holds no arrays")
 
     def check(self, names: Iterable[str], hint: str = "") -> None:
@@ -81,25 +83,23 @@ class Archive(zipfile.ZipFile):
             if info.compress_type not in METHODS:
                 raise ValueError(f"{name!r} is compressed in a way that NumPy does not write")
             with self.open(info) as file:
-                start = io.BytesIO(file.read(LIMIT))
                 while file.read(CHUNK):  # zipfile checks the CRC at the end
                     pass
-                size = file.tell()
-            read_header = READERS.get(start.read(8))
-            if read_header is None:
-                raise ValueError("an entry is not an array")
-            shape, _, dtype = read_header(start)
+                file.seek(0)
+                if file.read(8) != npy.magic(1, 0):
+                    raise ValueError("an entry is not an array")
+                shape, _, dtype = npy.read_array_header_1_0(file)
+                size = file.tell() + math.prod(shape) * dtype.itemsize
             if dtype.hasobject:
                 raise ValueError(f"{name!r} holds Python objects, which are not loaded")
             if min(shape, default=0) < 0:
                 raise ValueError(f"{name!r} has the shape {shape}")
-            expected = start.tell() + math.prod(shape) * dtype.itemsize
-            if size != expected:
-                raise ValueError(f"{name!r} takes {expected} bytes, and its entry {size}")
+            if size != info.file_size:
+                raise ValueError(f"{name!r} takes {size} bytes, and its entry {info.file_size}")
         return shape, np.dtype(object) if dtype.kind == "S" else dtype
 
     def array(self, name: str) -> np.ndarray:
         """Read the array of a checked entry. Strings of a fixed length become objects."""
         with self._reading(), self.open(self.infos[name]) as file:
-            array = FORM.read_array(file, allow_pickle=False)
+            array = npy.read_array(file, allow_pickle=False)
         return array.astype(object) if array.dtype.kind == "S" else array

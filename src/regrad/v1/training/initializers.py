@@ -25,6 +25,8 @@ from regrad.v1.graph.tensors import Tensor
 TRUNCATED_STDDEV = 0.87962566103423978
 _Shape = tuple[int, ...]
 _FLOAT = dtypes.float32
+# An initializer or its class, a function that returns the value, or the value.
+Initial = Callable[..., Any] | TensorLike | None
 DISTRIBUTIONS = ("normal", "truncated_normal", "untruncated_normal", "uniform")
 
 
@@ -70,14 +72,13 @@ class Initializer:
         raise NotImplementedError
 
 
-def _initializer(declared: Callable[..., Any]) -> Any:
+def _as_class(declared: Callable[..., Any]) -> Any:
     """Make an initializer from a function of a shape and the arguments of the constructor."""
     _, *listed = inspect.signature(declared).parameters.values()
-    arguments = [str(p.replace(annotation=p.empty)) for p in listed if p.name != "dtype"]
-    arguments.insert([p.name for p in listed].index("dtype"), "dtype=_FLOAT")
+    arguments = [str(p.replace(annotation=p.empty)) for p in listed]
 
     class Made(Initializer):
-        __init__: Any = constructor(", ".join(arguments), __name__, _FLOAT=_FLOAT)
+        __init__: Any = constructor(", ".join(arguments), __name__, tf=dtypes)
 
         def values(self, shape: _Shape, dtype: Any) -> Tensor:
             return declared(shape, dtype=dtype, **self._settings)
@@ -86,8 +87,8 @@ def _initializer(declared: Callable[..., Any]) -> Any:
     return fill_in(Made, declared.__name__)
 
 
-@_initializer
-def Zeros(shape, dtype):
+@_as_class
+def Zeros(shape, dtype=_FLOAT):
     """Zeros.
 
     Args:
@@ -103,8 +104,8 @@ def Zeros(shape, dtype):
     return as_constant(np.zeros(shape, dtype.as_numpy_dtype), name="zeros")
 
 
-@_initializer
-def Ones(shape, dtype):
+@_as_class
+def Ones(shape, dtype=_FLOAT):
     """Ones.
 
     Args:
@@ -120,7 +121,7 @@ def Ones(shape, dtype):
     return as_constant(np.ones(shape, dtype.as_numpy_dtype), name="ones")
 
 
-@_initializer
+@_as_class
 def Constant(shape, value: TensorLike = 0, dtype=_FLOAT, verify_shape=False):
     """A constant value, or a list of values in order. The last value of the list is repeated.
 
@@ -139,7 +140,7 @@ def Constant(shape, value: TensorLike = 0, dtype=_FLOAT, verify_shape=False):
     return as_constant(value, dtype, shape, verify_shape=verify_shape)
 
 
-@_initializer
+@_as_class
 def RandomUniform(shape, minval: TensorLike = 0, maxval=None, seed=None, dtype=_FLOAT):
     """Uniform numbers from `[minval, maxval)`.
 
@@ -160,7 +161,7 @@ def RandomUniform(shape, minval: TensorLike = 0, maxval=None, seed=None, dtype=_
     return random_ops.random_uniform(shape, minval, maxval, dtype, seed=seed)
 
 
-@_initializer
+@_as_class
 def RandomNormal(shape, mean: TensorLike = 0.0, stddev: TensorLike = 1.0, seed=None, dtype=_FLOAT):
     """Normal numbers.
 
@@ -180,7 +181,7 @@ def RandomNormal(shape, mean: TensorLike = 0.0, stddev: TensorLike = 1.0, seed=N
     return random_ops.random_normal(shape, mean, stddev, dtype, seed=seed)
 
 
-@_initializer
+@_as_class
 def TruncatedNormal(
     shape, mean: TensorLike = 0.0, stddev: TensorLike = 1.0, seed=None, dtype=_FLOAT
 ):
@@ -203,7 +204,7 @@ def TruncatedNormal(
     return random_ops.truncated_normal(shape, mean, stddev, dtype, seed=seed)
 
 
-@_initializer
+@_as_class
 def VarianceScaling(
     shape, scale=1.0, mode="fan_in", distribution="truncated_normal", seed=None, dtype=_FLOAT
 ):
@@ -261,12 +262,21 @@ def fans(shape: _Shape) -> tuple[float, float]:
     return receptive * shape[-2], receptive * shape[-1]
 
 
-def _scaling(name: str, path: str, distribution: str) -> Any:
+# The source, the scale and the mode of each scheme.
+SOURCES = {
+    "Glorot": ("Glorot and Bengio (2010)", 1.0, "fan_avg"),
+    "He": ("He et al. (2015)", 2.0, "fan_in"),
+    "Lecun": ("LeCun et al. (1998)", 1.0, "fan_in"),
+}
+
+
+def _scaling(scheme: str, kind: str) -> Any:
     """Make a subclass of VarianceScaling with fixed settings. Its arguments are (seed, dtype)."""
-    source, scale, mode = SOURCES[name.removesuffix("Uniform").removesuffix("Normal")]
+    source, scale, mode = SOURCES[scheme]
+    distribution = "uniform" if kind == "Uniform" else "truncated_normal"
 
     class Scaling(VarianceScaling):
-        """The {distribution} initializer of {source}, of variance `{scale:g} / {mode}`.
+        """The {shown} initializer of {source}, of variance `{scale:g} / {mode}`.
 
         Args:
             seed: The seed of the op; see `set_random_seed`.
@@ -283,29 +293,20 @@ def _scaling(name: str, path: str, distribution: str) -> Any:
         def __init__(self, seed: int | None = None, dtype: dtypes.DTypeLike = _FLOAT) -> None:
             super().__init__(scale, mode, distribution, seed, dtype)
 
-    shown = distribution.removeprefix("truncated_")
-    return fill_in(
-        Scaling, name, source=source, distribution=shown, scale=scale, mode=mode, path=path
-    )
+    shown = {"source": source, "scale": scale, "mode": mode, "shown": kind.lower()}
+    return fill_in(Scaling, scheme + kind, path=f"initializers.{scheme}_{kind}".lower(), **shown)
 
 
-# The source, the scale and the mode of each scheme.
-SOURCES = {
-    "Glorot": ("Glorot and Bengio (2010)", 1.0, "fan_avg"),
-    "He": ("He et al. (2015)", 2.0, "fan_in"),
-    "Lecun": ("LeCun et al. (1998)", 1.0, "fan_in"),
-}
-NORMAL = "truncated_normal"
 # GlorotUniform is the default of get_variable.
-GlorotUniform = _scaling("GlorotUniform", "glorot_uniform_initializer", "uniform")
-GlorotNormal = _scaling("GlorotNormal", "glorot_normal_initializer", NORMAL)
-HeUniform = _scaling("HeUniform", "initializers.he_uniform", "uniform")
-HeNormal = _scaling("HeNormal", "initializers.he_normal", NORMAL)
-LecunUniform = _scaling("LecunUniform", "initializers.lecun_uniform", "uniform")
-LecunNormal = _scaling("LecunNormal", "initializers.lecun_normal", NORMAL)
+GlorotUniform = glorot_uniform = glorot_uniform_initializer = _scaling("Glorot", "Uniform")
+GlorotNormal = glorot_normal = glorot_normal_initializer = _scaling("Glorot", "Normal")
+HeUniform = he_uniform = _scaling("He", "Uniform")
+HeNormal = he_normal = _scaling("He", "Normal")
+LecunUniform = lecun_uniform = _scaling("Lecun", "Uniform")
+LecunNormal = lecun_normal = _scaling("Lecun", "Normal")
 
 
-@_initializer
+@_as_class
 def UniformUnitScaling(shape, factor=1.0, seed=None, dtype=_FLOAT):
     """Uniform numbers that preserve the scale of the input.
 
@@ -326,7 +327,7 @@ def UniformUnitScaling(shape, factor=1.0, seed=None, dtype=_FLOAT):
     return random_ops.random_uniform(shape, -limit, limit, dtype, seed=seed)
 
 
-@_initializer
+@_as_class
 def Orthogonal(shape, gain=1.0, seed=None, dtype=_FLOAT):
     """A matrix with orthonormal rows or columns, times `gain`. All axes but the last are merged.
 
@@ -358,7 +359,7 @@ def _orthonormal(noise: rg.Tensor, *, shape: tuple[int, ...], turned: bool, gain
     return gain * rg.reshape(rg.matrix_transpose(q) if turned else q, shape)
 
 
-@_initializer
+@_as_class
 def Identity(shape, gain=1.0, dtype: Any = _FLOAT):
     """The identity matrix, times `gain`.
 
@@ -386,15 +387,9 @@ random_uniform_initializer = random_uniform = RandomUniform
 random_normal_initializer = random_normal = RandomNormal
 truncated_normal_initializer = truncated_normal = TruncatedNormal
 variance_scaling_initializer = variance_scaling = VarianceScaling
-glorot_uniform_initializer = glorot_uniform = GlorotUniform
-glorot_normal_initializer = glorot_normal = GlorotNormal
 uniform_unit_scaling_initializer = uniform_unit_scaling = UniformUnitScaling
 orthogonal_initializer = orthogonal = Orthogonal
 identity_initializer = identity = Identity
-he_uniform = HeUniform
-he_normal = HeNormal
-lecun_uniform = LecunUniform
-lecun_normal = LecunNormal
 __all__ = [
     name for name in dir() if name.endswith("_initializer") and name != "identity_initializer"
 ]

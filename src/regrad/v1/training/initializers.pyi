@@ -10,6 +10,7 @@ from regrad.v1.graph.tensors import Tensor
 
 TRUNCATED_STDDEV: float
 _Shape: TypeAlias = tuple[int, ...]
+Initial: TypeAlias = Callable[..., Any] | TensorLike | None
 
 class Initializer:
     def __init__(self, dtype: dtypes.DTypeLike = ...) -> None: ...
@@ -17,8 +18,6 @@ class Initializer:
     def __call__(self, shape: ShapeLike, dtype: dtypes.DTypeLike | None = None,
         partition_info: None = None) -> Tensor: ...  # fmt: skip
     def values(self, shape: _Shape, dtype: dtypes.DType) -> Tensor: ...
-
-def _initializer(declared: Callable[..., Any]) -> Any: ...
 
 class Zeros(Initializer):
     def __init__(self, dtype: dtypes.DTypeLike = ...) -> None: ...
@@ -52,20 +51,34 @@ def fans(shape: _Shape) -> tuple[float, float]: ...
 class GlorotUniform(VarianceScaling):
     def __init__(self, seed: int | None = None, dtype: dtypes.DTypeLike = ...) -> None: ...
 
+glorot_uniform: TypeAlias = GlorotUniform
+glorot_uniform_initializer: TypeAlias = GlorotUniform
+
 class GlorotNormal(VarianceScaling):
     def __init__(self, seed: int | None = None, dtype: dtypes.DTypeLike = ...) -> None: ...
+
+glorot_normal: TypeAlias = GlorotNormal
+glorot_normal_initializer: TypeAlias = GlorotNormal
 
 class HeUniform(VarianceScaling):
     def __init__(self, seed: int | None = None, dtype: dtypes.DTypeLike = ...) -> None: ...
 
+he_uniform: TypeAlias = HeUniform
+
 class HeNormal(VarianceScaling):
     def __init__(self, seed: int | None = None, dtype: dtypes.DTypeLike = ...) -> None: ...
+
+he_normal: TypeAlias = HeNormal
 
 class LecunUniform(VarianceScaling):
     def __init__(self, seed: int | None = None, dtype: dtypes.DTypeLike = ...) -> None: ...
 
+lecun_uniform: TypeAlias = LecunUniform
+
 class LecunNormal(VarianceScaling):
     def __init__(self, seed: int | None = None, dtype: dtypes.DTypeLike = ...) -> None: ...
+
+lecun_normal: TypeAlias = LecunNormal
 
 class UniformUnitScaling(Initializer):
     def __init__(self, factor: TensorLike = 1.0, seed: int | None = None,
@@ -92,23 +105,15 @@ truncated_normal_initializer: TypeAlias = TruncatedNormal
 truncated_normal: TypeAlias = TruncatedNormal
 variance_scaling_initializer: TypeAlias = VarianceScaling
 variance_scaling: TypeAlias = VarianceScaling
-glorot_uniform_initializer: TypeAlias = GlorotUniform
-glorot_uniform: TypeAlias = GlorotUniform
-glorot_normal_initializer: TypeAlias = GlorotNormal
-glorot_normal: TypeAlias = GlorotNormal
 uniform_unit_scaling_initializer: TypeAlias = UniformUnitScaling
 uniform_unit_scaling: TypeAlias = UniformUnitScaling
 orthogonal_initializer: TypeAlias = Orthogonal
 orthogonal: TypeAlias = Orthogonal
 identity_initializer: TypeAlias = Identity
 identity: TypeAlias = Identity
-he_uniform: TypeAlias = HeUniform
-he_normal: TypeAlias = HeNormal
-lecun_uniform: TypeAlias = LecunUniform
-lecun_normal: TypeAlias = LecunNormal
 __all__ = [
-    "_initializer", "constant_initializer", "glorot_normal_initializer",
-    "glorot_uniform_initializer", "ones_initializer", "orthogonal_initializer",
-    "random_normal_initializer", "random_uniform_initializer", "truncated_normal_initializer",
+    "constant_initializer", "glorot_normal_initializer", "glorot_uniform_initializer",
+    "ones_initializer", "orthogonal_initializer", "random_normal_initializer",
+    "random_uniform_initializer", "truncated_normal_initializer",
     "uniform_unit_scaling_initializer", "variance_scaling_initializer", "zeros_initializer",
 ]  # fmt: skip

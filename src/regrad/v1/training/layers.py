@@ -1,4 +1,4 @@
-"""`tf.layers`: layers as functions, each with its variables in its own variable scope."""
+"""`tf.layers`: layers with their variables in variable scopes, as functions and as classes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 import regrad as rg
-from regrad.core.dims import Dim, UnknownRank
+from regrad.core.dims import Dim
 from regrad.core.tensor import TensorLike
 from regrad.errors import ArgumentError, GraphError, ShapeError
 from regrad.graph.deferred import deferrable
@@ -22,9 +22,10 @@ from regrad.v1.graph.tensors import Tensor
 from regrad.v1.graph.values import constant_value, ensure, floats
 from regrad.v1.graph.variables import Variable
 from regrad.v1.training import initializers
-from regrad.v1.training.variable_scopes import get_variable, variable_scope
+from regrad.v1.training.variable_scopes import Scoped, get_variable, variable_scope
 
 Function = Callable[..., Any] | None
+PARTS = "initializer", "regularizer", "constraint"
 ZEROS, ONES = initializers.Zeros(), initializers.Ones()
 
 # -- helpers of all layers -----------------------------------------------------------------------
@@ -35,26 +36,16 @@ def _size(x: Tensor, axis: int, layer: str, least: int = 1, most: int = 99) -> i
 
     `least` and `most` are the ranks that the layer takes.
     """
-    shape = x._symbol.shape
-    if not isinstance(shape, UnknownRank) and not least <= len(shape) <= most:
+    if x.shape.ndims is not None and not least <= x.shape.ndims <= most:
         raise ShapeError(f"{layer}: expected inputs of rank {least}, got {x}")
-    size = None if isinstance(shape, UnknownRank) else shape[axis]
-    if size is None or isinstance(size, Dim):
+    size = x.shape[axis].value
+    if size is None:
         which = "The last dimension" if axis == -1 else f"Dimension {axis}"
         raise GraphError(
             f"{which} of the inputs to `{layer}` should be defined. Found `None`: {x}. Give the "
             "placeholder a shape, or call set_shape."
         )
     return size
-
-
-def _variable(name: str, shape: list[int], x: Tensor, *options: Any) -> Variable:
-    """Return a new or reused variable. Options are its initializer, regularizer and so on."""
-    initializer, regularizer, constraint, trainable = options
-    dtype = x.dtype.base_dtype
-    return get_variable(
-        name, shape, dtype, initializer, regularizer, trainable, constraint=constraint
-    )
 
 
 def _weighted(
@@ -65,14 +56,14 @@ def _weighted(
 
     The layer returns the shape of its kernel, the number of units, the layout, and its linear part.
     """
-    kinds = "initializer", "regularizer", "constraint"
     (x,) = floats(layer.__name__, convert_to_tensor(inputs))
-    kernel, bias = ([options.pop(f"{v}_{k}") for k in kinds] for v in ("kernel", "bias"))
+    kernel, bias = ({k: options.pop(f"{v}_{k}") for k in PARTS} for v in ("kernel", "bias"))
+    variable = partial(get_variable, dtype=x.dtype.base_dtype, trainable=trainable)
     with variable_scope(name, layer.__name__, reuse=reuse):
         shape, units, layout, linear = layer(x, **options)
-        y = linear(x, _variable("kernel", shape, x, *kernel, trainable))
+        y = linear(x, variable("kernel", shape, **kernel))
         if use_bias:
-            y = nn.bias_add(y, _variable("bias", [units], y, *bias, trainable), layout)
+            y = nn.bias_add(y, variable("bias", [units], **bias), layout)
         if activation is not None:
             y = (getattr(nn, activation) if isinstance(activation, str) else activation)(y)
         if activity_regularizer is not None:
@@ -85,7 +76,12 @@ def _weights(
     kernel_regularizer=None, bias_regularizer=None, activity_regularizer=None,
     kernel_constraint=None, bias_constraint=None, trainable=True, name=None, reuse=None,
 ) -> None:  # fmt: skip
-    """Declare the last parameters of layers with weights."""
+    """Declare the last parameters of layers with weights.
+
+    Args:
+        activation: A function to apply to the result, or its name in `tf.nn`.
+        use_bias: Whether the layer adds a bias.
+    """
 
 
 _layer = partial(row, "tf.layers", scope=None, returns="Tensor")
@@ -98,7 +94,7 @@ def _layout(data_format: str, n: int) -> tuple[str, int]:
     """Return TensorFlow's name of a data format with n spatial axes, and the axis of channels."""
     if data_format not in ("channels_last", "channels_first"):
         raise GraphError(
-            f"data_format must be 'channels_last' or 'channels_first', got {data_format!r}"
+            f"data_format must be channels_last or channels_first, got {data_format!r}"
         )
     first = data_format == "channels_first"
     return LAYOUTS[n][first], 1 if first else -1
@@ -142,12 +138,8 @@ def dense(inputs: Any, units: int) -> Any:
     ...     print(y, [v.name for v in tf.trainable_variables()])
     Tensor("dense/Relu:0", shape=(?, 2), dtype=float32) ['dense/kernel:0', 'dense/bias:0']
     """
-    return (
-        [_size(inputs, -1, "dense", least=2), units],
-        units,
-        None,
-        partial(build, "MatMul", None, rg.matmul),
-    )
+    linear = partial(build, "MatMul", None, rg.matmul)
+    return [_size(inputs, -1, "dense", least=2), units], units, None, linear
 
 
 def _conv_layer(layer_name: str, n: int) -> Callable[..., Tensor]:
@@ -306,18 +298,21 @@ def batch_normalization(
             "batch_normalization: renorm, virtual_batch_size and adjustment are not supported"
         )
     (x,) = floats("batch_normalization", convert_to_tensor(inputs))
-    beta = beta_initializer, beta_regularizer, beta_constraint, trainable
-    gamma = gamma_initializer, gamma_regularizer, gamma_constraint, trainable
+    beta = dict(zip(PARTS, (beta_initializer, beta_regularizer, beta_constraint), strict=True))
+    gamma = dict(zip(PARTS, (gamma_initializer, gamma_regularizer, gamma_constraint), strict=True))
     with variable_scope(name, "batch_normalization", reuse=reuse):
-        axis = _feature_axis(x, axis)
+        (axis,), rank = _repeat(axis, 1, "batch_normalization: axis"), x.shape.ndims
+        if rank is None or not -rank <= axis < rank:
+            raise GraphError(f"batch_normalization: there is no axis {axis} in {x}")
+        axis %= rank
         size = [_size(x, axis, "batch_normalization")]
-        factor = _variable("gamma", size, x, *gamma) if scale else None
-        offset = _variable("beta", size, x, *beta) if center else None
+        variable = partial(get_variable, shape=size, dtype=x.dtype.base_dtype)
+        factor = variable("gamma", trainable=trainable, **gamma) if scale else None
+        offset = variable("beta", trainable=trainable, **beta) if center else None
         moving = [
-            _variable("moving_mean", size, x, moving_mean_initializer, None, None, False),
-            _variable("moving_variance", size, x, moving_variance_initializer, None, None, False),
+            variable("moving_mean", initializer=moving_mean_initializer, trainable=False),
+            variable("moving_variance", initializer=moving_variance_initializer, trainable=False),
         ]
-        rank = len(x._symbol.shape)
         fused = rank == 4 if fused is None else fused
         vectors = [*_moments(x, axis, moving, training, momentum, fused), offset, factor]
         if axis < rank - 1:
@@ -325,18 +320,6 @@ def batch_normalization(
             reshape = partial(build, "Reshape", None, rg.reshape, shape=shape)
             vectors = [v if v is None else reshape(v) for v in vectors]
         return nn.batch_normalization(x, *vectors, variance_epsilon=epsilon)
-
-
-def _feature_axis(x: Tensor, axis: Any) -> int:
-    axis = static_value(axis, "axis")
-    if isinstance(axis, tuple):
-        if len(axis) != 1:
-            raise GraphError(f"batch_normalization: expected one axis, got {axis}")
-        (axis,) = axis
-    rank = x.shape.ndims
-    if rank is None or not -rank <= axis < rank:
-        raise GraphError(f"batch_normalization: there is no axis {axis} in {x}")
-    return axis % rank
 
 
 def _moments(
@@ -351,14 +334,11 @@ def _moments(
     found = list(nn.moments(x, axes))
     targets = [found[0], found[1] * nn.bessel(x, axes)] if unbiased else found
     if known is None:
-        found, targets = (
-            [_select(training, new, old) for new, old in zip(values, averages, strict=True)]
-            for values in (found, targets)
-        )
+        choose = partial(_select, training)
+        found, targets = [*map(choose, found, averages)], [*map(choose, targets, averages)]
     for average, target in zip(averages, targets, strict=True):
         step = (average - target) * (1 - momentum)
-        update = average.assign_sub(step, name="AssignMovingAvg")
-        add_to_collection(GraphKeys.UPDATE_OPS, update)
+        add_to_collection(GraphKeys.UPDATE_OPS, average.assign_sub(step, name="AssignMovingAvg"))
     return found
 
 
@@ -486,4 +466,88 @@ max_pooling2d = _pooling_layer("max_pooling2d", 2, nn.max_pool)
 average_pooling2d = _pooling_layer("average_pooling2d", 2, nn.avg_pool)
 max_pooling3d = _pooling_layer("max_pooling3d", 3, nn.max_pool3d)
 average_pooling3d = _pooling_layer("average_pooling3d", 3, nn.avg_pool3d)
-__all__ = listed(__name__, "flatten", "tf.layers")
+
+
+# -- layers as classes, whose calls share their variables ----------------------------------------
+
+
+class Layer(Scoped):
+    """The base class of layers: a function of `tf.layers` with its arguments except the inputs.
+
+    Args:
+        args, options: The arguments of the function, without `inputs` and `reuse`.
+        name: The name of the variable scope, as for the function.
+
+    Source: `tf.layers.Layer`.
+
+    >>> import regrad.v1 as tf
+    >>> issubclass(tf.layers.Dense, tf.layers.Layer)
+    True
+    """
+
+    function: Callable[..., Any]
+
+    def __init__(self, *args: Any, name: str | None = None, **options: Any) -> None:
+        self._args, self._options, self._name = args, options, name
+
+    def __call__(self, inputs: TensorLike, *unused: Any, **without_effect: Any) -> Any:
+        """Return the layer's result. The first call makes the variables."""
+        reuse = None if self._scope is None else True
+        if self._scope is None:
+            default = self.function.__name__
+            with variable_scope(self._name, default, auxiliary_name_scope=False) as scope:
+                self._scope = scope
+        options: dict[str, Any] = {**self._options, "name": self._scope, "reuse": reuse}
+        return self.function(inputs, *self._args, **options)
+
+    apply = __call__
+
+    def __getattr__(self, name: str) -> Any:
+        for variable in self.variables if name in ("kernel", "bias") else ():
+            if variable.op.name.endswith(f"/{name}"):
+                return variable
+        raise AttributeError(f"the layer has no {name!r}. Its first call makes the variables.")
+
+
+class Dense(Layer):
+    """A layer that calls `tf.layers.dense`. Its calls share the variables `kernel` and `bias`.
+
+    The attributes `kernel` and `bias` exist after the first call.
+
+    Args:
+        args, options: The arguments of the function, without `inputs` and `reuse`.
+        name: The name of the variable scope, as for the function.
+
+    Source: `tf.layers.Dense`.
+
+    >>> import regrad.v1 as tf
+    >>> with tf.Graph().as_default():
+    ...     layer = tf.layers.Dense(2, activation=tf.nn.relu)
+    ...     y, z = layer(tf.zeros([4, 3])), layer(tf.ones([5, 3]))
+    ...     print([v.op.name for v in tf.global_variables()], layer.kernel.shape)
+    ['dense/kernel', 'dense/bias'] (3, 2)
+    """
+
+    function: Callable[..., Any] = staticmethod(dense)
+
+
+class Conv2D(Layer):
+    """A layer that calls `tf.layers.conv2d`; see `tf.layers.Dense`.
+
+    Args:
+        args, options: The arguments of the function, without `inputs` and `reuse`.
+        name: The name of the variable scope, as for the function.
+
+    Source: `tf.layers.Conv2D`.
+
+    >>> import regrad.v1 as tf
+    >>> with tf.Graph().as_default():
+    ...     layer = tf.layers.Conv2D(8, 3, padding="same", name="first")
+    ...     print(layer(tf.zeros([2, 6, 6, 3])).shape, layer.kernel.op.name)
+    (2, 6, 6, 8) first/kernel
+    """
+
+    function: Callable[..., Any] = staticmethod(conv2d)
+
+
+__all__ = listed(__name__, "Conv2D Dense Layer flatten", "tf.layers")

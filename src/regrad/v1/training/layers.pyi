@@ -5,7 +5,8 @@ from typing import Any, TypeAlias
 
 from regrad.core.tensor import TensorLike
 from regrad.v1.graph.tensors import Tensor
-from regrad.v1.training.variable_scopes import AutoReuse, Initial
+from regrad.v1.training.initializers import Initial
+from regrad.v1.training.variable_scopes import AutoReuse, Scoped
 
 Function: TypeAlias = Callable[..., Any] | None
 
@@ -82,7 +83,22 @@ def average_pooling3d(inputs: TensorLike, pool_size: int | Sequence[int], stride
     name: str | None = None) -> Tensor:  # fmt: skip
     """Return the means of windows, like `tf.nn.avg_pool3d` with sizes for spatial axes only."""
 
+class Layer(Scoped):
+    function: Callable[..., Any]
+
+    def __init__(self, *args: Any, name: str | None = None, **options: Any) -> None: ...
+    def __call__(self, inputs: TensorLike, *unused: Any, **without_effect: Any) -> Any: ...
+    def apply(self, inputs: TensorLike, *unused: Any, **without_effect: Any) -> Any: ...
+    def __getattr__(self, name: str) -> Any: ...
+
+class Dense(Layer):
+    function: Callable[..., Any]
+
+class Conv2D(Layer):
+    function: Callable[..., Any]
+
 __all__ = [
-    "average_pooling2d", "average_pooling3d", "batch_normalization", "conv1d", "conv2d",
-    "conv2d_transpose", "conv3d", "dense", "dropout", "flatten", "max_pooling2d", "max_pooling3d",
+    "Conv2D", "Dense", "Layer", "average_pooling2d", "average_pooling3d", "batch_normalization",
+    "conv1d", "conv2d", "conv2d_transpose", "conv3d", "dense", "dropout", "flatten",
+    "max_pooling2d", "max_pooling3d",
 ]  # fmt: skip

@@ -7,7 +7,6 @@ gradients are computed from the old values of the variables.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,6 +16,7 @@ from regrad.core.registry import Op
 from regrad.core.tensor import Readable, TensorLike
 from regrad.errors import ArgumentError, GraphError, ShapeError
 from regrad.v1.dtypes import DType
+from regrad.v1.functions.creation import zeros_like
 from regrad.v1.functions.math import cast
 from regrad.v1.graph.control import group
 from regrad.v1.graph.conversion import constant, convert_to_tensor
@@ -94,16 +94,8 @@ class Optimizer:
 
         Raises ValueError if the list of variables is empty, or none of them gets a gradient.
         """
-        pairs = self.compute_gradients(
-            loss, var_list, gate_gradients, aggregation_method, colocate_gradients_with_ops,
-            grad_loss,
-        )  # fmt: skip
-        if all(grad is None for grad, _ in pairs):
-            raise GraphError(
-                "No gradients provided for any variable, check your graph for ops that do not "
-                f"support gradients, between variables {[str(v) for _, v in pairs]} and loss "
-                f"{loss}."
-            )
+        options = gate_gradients, aggregation_method, colocate_gradients_with_ops, grad_loss
+        pairs = self.compute_gradients(loss, var_list, *options)
         return self.apply_gradients(pairs, global_step, name)
 
     def compute_gradients(
@@ -114,20 +106,21 @@ class Optimizer:
         """Return pairs (gradient, variable). The gradient is None if the loss ignores it."""
         if gate_gradients not in (self.GATE_NONE, self.GATE_OP, self.GATE_GRAPH):
             raise GraphError(
-                "gate_gradients must be one of: Optimizer.GATE_NONE, Optimizer.GATE_OP, "
-                f"Optimizer.GATE_GRAPH, not {gate_gradients!r}"
+                f"gate_gradients must be GATE_NONE, GATE_OP or GATE_GRAPH, not {gate_gradients!r}"
             )
-        loss = convert_to_tensor(loss)
-        self._assert_floats([loss])
-        variables = _variables_in(trainable_variables() if var_list is None else var_list)
-        if not variables:
+        if isinstance(var_list, Iterable) and not isinstance(var_list, Mapping | Readable):
+            var_list = list(var_list)
+        listed = trainable_variables() if var_list is None else containers.flatten(var_list)[0]
+        if not listed:
             raise GraphError("No variables to optimize.")
+        variables = list(map(variable_of, listed))
+        loss = convert_to_tensor(loss)
         if grad_loss is not None:
             grad_loss = convert_to_tensor(grad_loss, name="grad_loss")
-            self._assert_floats([grad_loss])
+        _check_floats([loss, grad_loss])
         grads = gradients(loss, variables, grad_loss, aggregation_method=aggregation_method)
         pairs = list(zip(grads, variables, strict=True))
-        self._assert_floats([v for grad, v in pairs if grad is not None])
+        _check_floats([v for grad, v in pairs if grad is not None])
         return pairs
 
     def apply_gradients(
@@ -144,8 +137,10 @@ class Optimizer:
             raise GraphError("No variables provided.")
         wanted = [(grad, v) for grad, v in pairs if grad is not None]
         if not wanted:
-            names = [str(v) for _, v in pairs]
-            raise GraphError(f"No gradients provided for any variable: {names}.")
+            raise GraphError(
+                "No gradients provided for any variable, check your graph for ops that do not "
+                f"support gradients, between variables {[str(v) for _, v in pairs]} and the loss."
+            )
         self._create_slots([v for _, v in wanted])
         with current_graph().name_scope(name or self._name) as scope:
             self._prepare()
@@ -162,22 +157,11 @@ class Optimizer:
     def _update(self, grad: Tensor, var: Variable) -> Operation | Tensor:
         """Return the op that changes a variable, and applies its constraint."""
         with current_graph().name_scope(f"update_{var.op.name}"):
-            update = self._apply_rows(grad, var)
-            if update is None:
-                update = self._apply_dense(grad, var)
+            update = self._apply_dense(grad, var)
             if var.constraint is None:
                 return update
             with get_default_graph().control_dependencies([update]):
                 return var.assign(var.constraint(var.read_value()))
-
-    def _assert_floats(self, tensors: Iterable[Tensor | Variable]) -> None:
-        for t in tensors:
-            dtype = t.dtype.base_dtype
-            if not dtype.is_floating:
-                raise GraphError(
-                    f"Invalid type {dtype!r} for {t.name}, expected: ['float16', 'float32', "
-                    "'float64']."
-                )
 
     # -- for subclasses --------------------------------------------------------------------------
 
@@ -189,13 +173,7 @@ class Optimizer:
 
     def _apply_dense(self, grad: Tensor, var: Variable) -> Any:
         """Return an op that changes `var` by its gradient."""
-        raise NotImplementedError(
-            f"{type(self).__name__} must define _apply_dense(grad, var), which returns an op"
-        )
-
-    def _apply_rows(self, grad: Tensor, var: Variable) -> Any:
-        """Return an op that changes only the gathered rows of `var`, if the optimizer has one."""
-        return None
+        raise NotImplementedError(f"{type(self).__name__} must define _apply_dense(grad, var)")
 
     def _finish(self, update_ops: Sequence[Operation | Tensor], name_scope: str) -> Operation:
         """Return the op for the whole step."""
@@ -214,13 +192,8 @@ class Optimizer:
     def variables(self) -> list[Variable]:
         """Return the variables of the optimizer in the default graph, sorted by name."""
         slots = [v for slots in self._slots.values() for v in slots.values()]
-        graph = get_default_graph()
-        found = [v for v in [*slots, *self._non_slots.values()] if v.graph is graph]
+        found = [v for v in [*slots, *self._non_slots.values()] if v.graph is get_default_graph()]
         return sorted(found, key=lambda v: v.name)
-
-    def _zeros_slot(self, var: Variable, slot_name: str, op_name: str) -> Variable:
-        """Return the slot of a variable. A new slot starts at zeros."""
-        return self._slot(var, 0.0, slot_name, op_name)
 
     def _get_or_make_slot(
         self, var: Variable, val: TensorLike | Callable[[], Tensor], slot_name: str, op_name: str
@@ -231,13 +204,15 @@ class Optimizer:
             slots[var] = _make_state(val, f"{var.op.name}/{op_name}")
         return slots[var]
 
-    def _slot(self, var: Variable, fill: float, slot_name: str, op_name: str) -> Variable:
+    def _zeros_slot(
+        self, var: Variable, slot_name: str, op_name: str, fill: float = 0.0
+    ) -> Variable:
+        """Return the slot of a variable. A new slot starts at zeros, or at another number."""
+
         def value() -> Tensor:
-            shape, dtype = var.initial_value._symbol.shape, var.dtype.base_dtype
             if var.shape.is_fully_defined():
-                return constant(np.full(shape, fill, dtype.as_numpy_dtype))
-            begin: Any = var.initialized_value()
-            return convert_to_tensor(begin * 0 + fill)
+                return constant(fill, var.dtype.base_dtype, var.shape)
+            return zeros_like(var.initialized_value()) + fill
 
         return self._get_or_make_slot(var, value, slot_name, op_name)
 
@@ -267,13 +242,10 @@ def _make_state(value: TensorLike | Callable[[], Tensor], name: str) -> Variable
         return Variable(value, trainable=False, name=name)
 
 
-def _variables_in(var_list: Iterable[Readable] | Readable) -> list[Variable]:
-    """Return the variables in a variable, a nest or an iterable."""
-    if isinstance(var_list, Iterable) and not isinstance(var_list, Readable):
-        var_list = var_list if isinstance(var_list, Mapping) else list(var_list)
-        if not var_list:
-            return []
-    return [variable_of(v) for v in containers.flatten(var_list)[0]]
+def _check_floats(tensors: Iterable[Any]) -> None:
+    for x in tensors:
+        if x is not None and not x.dtype.is_floating:
+            raise GraphError(f"Invalid type {x.dtype!r} for {x.name}: optimizers need floats")
 
 
 def _check_pair(grad: TensorLike, var: Readable) -> tuple[Any, Variable]:
@@ -285,17 +257,20 @@ def _check_pair(grad: TensorLike, var: Readable) -> tuple[Any, Variable]:
         raise ArgumentError(f"Gradient must be a Tensor, IndexedSlices, or None: {grad!r:.80}")
     grad = convert_to_tensor(grad, var.dtype.base_dtype)
     if not var.shape.is_compatible_with(grad.shape):
-        raise ShapeError(
-            f"the gradient for {var.name!r} has the shape {grad.shape}, expected the "
-            f"variable's shape, {var.shape}"
-        )
+        shapes = f"{grad.shape}, expected {var.shape}"
+        raise ShapeError(f"the gradient for {var.name!r} has the shape {shapes}")
     return grad, var
 
 
 # -- optimizers given by a formula -----------------------------------------------------------------
 
 
-_takes = partial(constructor, module=__name__, usual="Hyperparameter")
+def _takes(first: str, name: str, *last: str, locking: str = "use_locking=False") -> Any:
+    """Make a constructor, with the two parameters that all optimizers have."""
+    declared = ", ".join([first, locking, f"name={name!r}", *last])
+    return constructor(declared, __name__, usual="Hyperparameter")
+
+
 # The arguments for inputs of ops that have other names.
 ARGUMENTS = {
     "lr": "learning_rate", "alpha": "learning_rate", "rho": "decay",
@@ -327,17 +302,15 @@ class _FormulaOptimizer(Optimizer):
         self._names = {n: n if n in given else ARGUMENTS.get(n, n) for n in inputs}
         self._numbers = {n: given[long] for n, long in self._names.items() if long in given}
         self._options = {attr: given[attr] for attr in self.op.attrs if attr in given}
-        self._dtypes: dict[DType, None] = {}
-        self._tensors: dict[tuple[str, DType], Tensor] = {}
 
     def _create_slots(self, var_list: Sequence[Variable]) -> None:
         self._dtypes = dict.fromkeys(var.dtype.base_dtype for var in var_list)
         for var in var_list:
             for name, fill in self._fills.items():
-                self._slot(var, fill, name, self._name)
+                self._zeros_slot(var, name, self._name, fill)
 
     def _prepare(self) -> None:
-        self._tensors = {}
+        self._tensors: dict[tuple[str, DType], Tensor] = {}
         for dtype in self._dtypes:
             for name in self._numbers:
                 self._number(name, dtype)
@@ -353,18 +326,11 @@ class _FormulaOptimizer(Optimizer):
         return cast(value, dtype) if is_tensor(value) else constant(value, dtype, name=tensor_name)
 
     def _apply_dense(self, grad: Tensor, var: Variable) -> Tensor:
-        return self._apply_op(grad, var, [])
-
-    def _apply_rows(self, grad: Tensor, var: Variable) -> Tensor | None:
-        indices = [] if self.dense_only else find_rows(grad)
-        return self._apply_op(grad, var, indices) if indices else None
-
-    def _apply_op(self, grad: Tensor, var: Variable, indices: list[Tensor]) -> Tensor:
-        dtype = var.dtype.base_dtype
         states = [var, *[self._slots[name][var] for name in self._fills]]
         names = [i.name for i in self.op.inputs[len(states) : -1]]
-        values = [grad if n == "grad" else self._number(n, dtype) for n in names]
-        return add_update(self.op, states, [*values, *indices], self._options)
+        values = [grad if n == "grad" else self._number(n, var.dtype.base_dtype) for n in names]
+        rows = [] if self.dense_only else find_rows(grad)
+        return add_update(self.op, states, [*values, *rows], self._options)
 
 
 class GradientDescentOptimizer(_FormulaOptimizer, slots={}):
@@ -390,7 +356,7 @@ class GradientDescentOptimizer(_FormulaOptimizer, slots={}):
 
     dense_only = True  # rows of zeros change nothing, since there is no state
 
-    __init__ = _takes("learning_rate, use_locking=False, name='GradientDescent'")
+    __init__ = _takes("learning_rate", "GradientDescent")
 
     @update_op("ApplyGradientDescent", states=1)
     def op(xp: Any, var, alpha, grad):
@@ -422,9 +388,7 @@ class MomentumOptimizer(_FormulaOptimizer, slots={"momentum": 0.0}):
     [7.0, 5.5]
     """
 
-    __init__ = _takes(
-        "learning_rate, momentum, use_locking=False, name='Momentum', use_nesterov=False"
-    )
+    __init__ = _takes("learning_rate, momentum", "Momentum", "use_nesterov=False")
 
     @update_op("ApplyMomentum", states=2)
     def op(xp: Any, var, accum, lr, grad, momentum, *, use_nesterov):
@@ -463,9 +427,7 @@ class AdamOptimizer(_FormulaOptimizer, slots={"m": 0.0, "v": 0.0}):
 
     dense_only = True
 
-    __init__ = _takes(
-        "learning_rate=0.001, beta1=0.9, beta2=0.999, epsilon=1e-8, use_locking=False, name='Adam'"
-    )
+    __init__ = _takes("learning_rate=0.001, beta1=0.9, beta2=0.999, epsilon=1e-8", "Adam")
 
     @update_op("ApplyAdam", states=3, attrs="use_nesterov=no")
     def op(xp: Any, var, m, v, beta1_power, beta2_power, lr, beta1, beta2, epsilon, grad):
@@ -522,8 +484,9 @@ class RMSPropOptimizer(_FormulaOptimizer, slots={"rms": 1.0, "momentum": 0.0}):
     """
 
     __init__ = _takes(
-        "learning_rate, decay=0.9, momentum=0.0, epsilon=1e-10, use_locking=False, centered=False, "
-        "name='RMSProp'"
+        "learning_rate, decay=0.9, momentum=0.0, epsilon=1e-10",
+        "RMSProp",
+        locking="use_locking=False, centered=False",
     )
 
     def _take(self, **given: Any) -> None:
@@ -570,9 +533,7 @@ class AdagradOptimizer(_FormulaOptimizer, slots={"accumulator": "initial_accumul
 
     dense_only = True  # rows of zeros change nothing
 
-    __init__ = _takes(
-        "learning_rate, initial_accumulator_value=0.1, use_locking=False, name='Adagrad'"
-    )
+    __init__ = _takes("learning_rate, initial_accumulator_value=0.1", "Adagrad")
 
     def _take(self, **given: Any) -> None:
         if (value := given["initial_accumulator_value"]) <= 0.0:
@@ -613,9 +574,7 @@ class AdadeltaOptimizer(_FormulaOptimizer, slots={"accum": 0.0, "accum_update": 
     2.1056
     """
 
-    __init__ = _takes(
-        "learning_rate=0.001, rho=0.95, epsilon=1e-8, use_locking=False, name='Adadelta'"
-    )
+    __init__ = _takes("learning_rate=0.001, rho=0.95, epsilon=1e-8", "Adadelta")
 
     @update_op("ApplyAdadelta", states=3)
     def op(xp: Any, var, accum, accum_update, lr, rho, epsilon, grad):
@@ -663,8 +622,9 @@ class FtrlOptimizer(_FormulaOptimizer, slots={"accum": "initial_accumulator_valu
 
     __init__ = _takes(
         "learning_rate, learning_rate_power=-0.5, initial_accumulator_value=0.1, "
-        "l1_regularization_strength=0.0, l2_regularization_strength=0.0, use_locking=False, "
-        "name='Ftrl', accum_name=None, linear_name=None, l2_shrinkage_regularization_strength=0.0"
+        "l1_regularization_strength=0.0, l2_regularization_strength=0.0",
+        "Ftrl",
+        "accum_name=None, linear_name=None, l2_shrinkage_regularization_strength=0.0",
     )
 
     def _take(self, **given: Any) -> None:

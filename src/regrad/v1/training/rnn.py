@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from regrad.core import containers
 from regrad.core.tensor import TensorLike
 from regrad.errors import ArgumentError, GraphError, ShapeError
 from regrad.v1 import dtypes
-from regrad.v1.functions import creation, math
-from regrad.v1.functions.arrays import concat, reverse, shape, transpose
+from regrad.v1.functions import arrays, creation, math
 from regrad.v1.functions.loops import leaves_of, over
 from regrad.v1.graph.control import loop_node
 from regrad.v1.graph.conversion import convert_to_tensor
@@ -143,9 +143,9 @@ def bidirectional_dynamic_rnn(
     ...     print(z.shape, tf.trainable_variables()[2].name)
     (2, 5, 3) bidirectional_rnn/bw/basic_rnn_cell/kernel:0
     """
+    loop = partial(_loop, inputs=inputs, dtype=dtype, length=sequence_length, time_major=time_major)
     first, second = (cell_fw, initial_state_fw), (cell_bw, initial_state_bw)
-    given = inputs, dtype, sequence_length, time_major
-    y, z, last, last_bw = _both_ways(scope, _loop, first, second, *given)
+    (y, last), (z, last_bw) = _both_ways(scope, loop, first, second)
     return (y, z), (last, last_bw)
 
 
@@ -183,21 +183,20 @@ def static_bidirectional_rnn(
     ...     print(len(ys), ys[0].shape)
     5 (2, 6)
     """
+    unroll = partial(_unroll, inputs=inputs, dtype=dtype, length=sequence_length)
     first, second = (cell_fw, initial_state_fw), (cell_bw, initial_state_bw)
-    given = inputs, dtype, sequence_length
-    y, z, last, last_bw = _both_ways(scope, _unroll, first, second, *given)
-    join = lambda a, b: concat([a, b], 1)  # noqa: E731
-    return [over(join, *pair) for pair in zip(y, z, strict=True)], last, last_bw
+    (y, last), (z, last_bw) = _both_ways(scope, unroll, first, second)
+    both = [over(lambda *ab: arrays.concat(ab, 1), *pair) for pair in zip(y, z, strict=True)]
+    return both, last, last_bw
 
 
-def _both_ways(scope: Scope, run: Callable[..., Any], first: Any, second: Any, *given: Any) -> Any:
-    """Return the outputs and the last states of two cells, of which the second goes backward."""
+def _both_ways(scope: Scope, run: Callable[..., Any], first: Any, second: Any) -> Any:
+    """Return the results of `run` of two cells, of which the second goes backward."""
     with variable_scope(scope or "bidirectional_rnn"):
         with variable_scope("fw"):
-            y, last = run(*first, *given)
+            forward = run(*first)
         with variable_scope("bw"):
-            z, last_bw = run(*second, *given, backward=True)
-    return y, z, last, last_bw
+            return forward, run(*second, backward=True)
 
 
 def _loop(
@@ -219,8 +218,8 @@ def _loop(
         ys, close_ys = containers.flatten(y)
         return [*leaves_of(after), *ys], close_ys
 
-    ordered = (lambda x: reverse(x, [0])) if backward else (lambda x: x)
-    along = [ordered(x) for x in (creation.range(shape(xs[0])[0]), *xs)]
+    ordered = (lambda x: arrays.reverse(x, [0])) if backward else (lambda x: x)
+    along = [ordered(x) for x in (creation.range(arrays.shape(xs[0])[0]), *xs)]
     specs = [spec_of(x._read()) for x in start]
     found, close_ys = loop_node("while", None, body, start, specs, along)
     ys = [ordered(y) for y in found[len(start) :]]
@@ -258,7 +257,7 @@ def _start(
     if dtype is None:
         raise GraphError("If there is no initial_state, you must give a dtype.")
     known = x.shape.as_list()[axis]
-    return cell.zero_state(shape(x)[axis] if known is None else known, dtype), length
+    return cell.zero_state(arrays.shape(x)[axis] if known is None else known, dtype), length
 
 
 def _step(cell: RNNCell, x: Any, state: Any, time: Any, length: Tensor | None) -> tuple[Any, Any]:
@@ -277,4 +276,4 @@ def _step(cell: RNNCell, x: Any, state: Any, time: Any, length: Tensor | None) -
 
 def _turned(x: Tensor) -> Tensor:
     """Return a tensor with its first two axes exchanged."""
-    return transpose(x, [1, 0, *range(2, x.shape.ndims or 2)])
+    return arrays.transpose(x, [1, 0, *range(2, x.shape.ndims or 2)])

@@ -17,9 +17,8 @@ from regrad.v1.graph.conversion import convert_to_tensor
 from regrad.v1.graph.static_shapes import TensorShape
 from regrad.v1.graph.tensors import Tensor
 from regrad.v1.graph.variables import Variable
-from regrad.v1.training import initializers
-from regrad.v1.training.layer_classes import WithScope
-from regrad.v1.training.variable_scopes import Initial, VariableScope, get_variable, variable_scope
+from regrad.v1.training.initializers import Initial, Ones, Zeros
+from regrad.v1.training.variable_scopes import Scoped, VariableScope, get_variable, variable_scope
 
 Function = Callable[[Any], Any] | None
 Activation = Function | str  # or its name in `tf.nn`
@@ -46,7 +45,7 @@ class LSTMStateTuple(NamedTuple):
         return self.c.dtype
 
 
-class RNNCell(WithScope):
+class RNNCell(Scoped):
     """A cell, which maps an input and a state to an output and the next state.
 
     Derived classes define `state_size`, `output_size`, and either `call(inputs, state)` or
@@ -157,23 +156,15 @@ class _Linear(RNNCell):
     state_size: Any = property(lambda self: self._num_units)
     output_size: Any = property(lambda self: self._num_units)
 
-    def build(self, inputs_shape: Any) -> None:
-        depth = TensorShape(inputs_shape).as_list()[-1]
-        if depth is None:
-            raise GraphError(
-                f"Expected inputs.shape[-1] to be known, saw shape: {TensorShape(inputs_shape)}"
-            )
-        self._depth = depth
-
     def _weigh(
         self, xs: list[Any], size: int, scope: str = "", kernel: Initial = None,
         bias: Initial = None,
     ) -> Tensor:  # fmt: skip
         """Return the kernel times the joined tensors, plus the bias."""
-        rows = self._depth + xs[-1].shape.as_list()[-1]
-        weights = self.add_variable(f"{scope}kernel", [rows, size], None, kernel)
-        added = self.add_variable(f"{scope}bias", [size], None, bias or initializers.Zeros())
-        return nn.bias_add(linalg.matmul(arrays.concat(xs, 1), weights), added)
+        joined = arrays.concat(xs, 1)
+        weights = self.add_variable(f"{scope}kernel", [joined.shape[-1], size], None, kernel)
+        added = self.add_variable(f"{scope}bias", [size], None, bias or Zeros())
+        return nn.bias_add(linalg.matmul(joined, weights), added)
 
 
 class BasicRNNCell(_Linear):
@@ -234,7 +225,7 @@ class GRUCell(_Linear):
 
     def call(self, inputs: Any, state: Any) -> tuple[Any, Any]:
         n, (kernel, bias) = self._num_units, self._initial
-        first: Any = bias or initializers.Ones()
+        first: Any = bias or Ones()
         gates = math.sigmoid(self._weigh([inputs, state], 2 * n, "gates/", kernel, first))
         r, u = arrays.split(gates, 2, 1)
         c = self._activation(self._weigh([inputs, r * state], n, "candidate/", kernel, bias))
@@ -348,9 +339,8 @@ class BasicLSTMCell(LSTMCell):
         dtype: DType = None, **options: Any,
     ) -> None:  # fmt: skip
         options |= {"activation": activation, "reuse": reuse, "name": name, "dtype": dtype}
-        super().__init__(
-            num_units, forget_bias=forget_bias, state_is_tuple=state_is_tuple, **options
-        )
+        own = {"forget_bias": forget_bias, "state_is_tuple": state_is_tuple}
+        super().__init__(num_units, **own, **options)
 
 
 class MultiRNNCell(RNNCell):
@@ -446,11 +436,9 @@ class DropoutWrapper(RNNCell):
                 raise GraphError(f"Parameter {name}_keep_prob must be in (0, 1], got {keep}")
         if variational_recurrent:
             if dtype is None or (input_size is None and input_keep_prob != 1.0):
-                raise GraphError(
-                    "When variational_recurrent=True, dtype and input_size must be provided"
-                )
+                raise GraphError("variational_recurrent=True needs dtype and input_size")
             sizes = {"input": input_size, "output": cell.output_size, "state": cell.state_size}
-            self._noise = {
+            self._noise: dict[str, Any] = {
                 key: [random_ops.random_uniform([1, n], dtype=dtype, seed=self._salted(key, i))
                       for i, n in enumerate(leaves_of(size))]
                 for key, size in sizes.items() if size is not None
@@ -473,16 +461,14 @@ class DropoutWrapper(RNNCell):
         if isinstance(keep, int | float) and keep >= 1:
             return value
 
-        def drop(i: int, x: Any) -> Any:
-            if flags is not None and not flags[i]:
-                return x
-            if self._varies:
-                return nn.dropout(x, keep, seed=self._salted(which, i))
-            noise: Any = self._noise[which][i]
-            return x / keep * math.floor(noise + keep)
-
-        dropped = [drop(i, x) for i, x in enumerate(leaves_of(value))]
-        return containers.flatten(value)[1](dropped)
+        leaves, close = containers.flatten(value)
+        for i, x in enumerate(leaves):
+            if flags is None or flags[i]:
+                if self._varies:
+                    leaves[i] = nn.dropout(x, keep, seed=self._salted(which, i))
+                else:
+                    leaves[i] = x / keep * math.floor(self._noise[which][i] + keep)
+        return close(leaves)
 
     def _salted(self, which: str, index: int) -> int | None:
         return None if self._seed is None else crc32(f"{self._seed}{which}{index}".encode()) >> 1

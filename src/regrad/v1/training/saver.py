@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import re
 import threading
 import time
 import zlib
@@ -27,7 +26,7 @@ from regrad.v1 import dtypes, errors
 from regrad.v1.graph.tensors import is_tensor
 from regrad.v1.graph.variables import Variable, global_variables, variable_of
 from regrad.v1.run.session import Session
-from regrad.v1.training.archives import Archive, write_arrays
+from regrad.v1.training.archives import SUFFIX, Archive, write_arrays
 
 __all__ = [
     "CheckpointReader", "CheckpointState", "NewCheckpointReader", "Saver", "checkpoint_exists",
@@ -35,24 +34,10 @@ __all__ = [
     "load_variable", "remove_checkpoint", "update_checkpoint_state",
 ]  # fmt: skip
 
-SUFFIX = ".npz"
 PathLike = str | os.PathLike[str]
 
 
-class MissingCheckpointError(errors.NotFoundError, GraphError):
-    """The checkpoint does not exist (TensorFlow 1.15 raises ValueError here)."""
-
-
 # -- files ----------------------------------------------------------------------------------------
-
-
-def _open(path: PathLike) -> Archive:
-    path = os.fspath(path) + SUFFIX
-    try:
-        return Archive(path)
-    except FileNotFoundError:
-        text = f"The passed save_path is not a valid checkpoint: there is no file {path}"
-        raise MissingCheckpointError(text) from None
 
 
 def checkpoint_exists(checkpoint_prefix: PathLike) -> bool:
@@ -108,9 +93,6 @@ def remove_checkpoint(checkpoint_prefix: PathLike) -> None:
 
 
 # -- the file `checkpoint`, which names the latest checkpoint -------------------------------------
-
-# A line of the file: a key, and a value in JSON. (TensorFlow also writes times.)
-LINE = re.compile(r'^[ \t]*(\w+):[ \t]*(".*"|[-+.\w]+)[ \t]*$', re.MULTILINE)
 
 
 class CheckpointState(NamedTuple):
@@ -216,12 +198,12 @@ def get_checkpoint_state(
         lines = text.partition("\n")[2] if text.startswith("#") else text
         if text not in (lines, _sealed(lines)):  # (TensorFlow writes no comments)
             raise ValueError("its text does not match its checksum")
-        if strange := LINE.sub("", lines).strip():
-            raise ValueError(f"it has the line {strange!r:.60}")
         found: dict[str, list[str]] = {field: [] for field in CheckpointState._fields}
-        for key, value in LINE.findall(lines):
-            if key in found:
-                path = os.path.join(folder, json.loads(value))
+        for line in filter(str.strip, lines.splitlines()):
+            key, _, text = line.strip().partition(":")
+            value = json.loads(text)
+            if key in found:  # (TensorFlow also writes times)
+                path = os.path.join(folder, value)
                 if not _is_within(path, folder):
                     raise ValueError(f"it names {path!r:.200}, which is not in the folder")
                 found[key].append(path)
@@ -287,7 +269,7 @@ class CheckpointReader:
     """
 
     def __init__(self, filepattern: PathLike) -> None:
-        self._archive = _open(filepattern)
+        self._archive = Archive(filepattern)
         self._headers = {name: self._archive.header(name) for name in self._archive.infos}
 
     def has_tensor(self, tensor_name: str) -> bool:
@@ -336,11 +318,7 @@ def load_checkpoint(ckpt_dir_or_file: PathLike) -> CheckpointReader:
     >>> reader.has_tensor("v"), reader.has_tensor("w")
     (True, False)
     """
-    path = os.fspath(ckpt_dir_or_file)
-    found = latest_checkpoint(path) if os.path.isdir(path) else path
-    if found is None:
-        raise MissingCheckpointError(f"no checkpoint was saved in the folder {path!r}")
-    return CheckpointReader(found)
+    return CheckpointReader(latest_checkpoint(ckpt_dir_or_file) or ckpt_dir_or_file)
 
 
 def list_variables(ckpt_dir_or_file: PathLike) -> list[tuple[str, list[int]]]:
@@ -485,7 +463,14 @@ class Saver:
         the parent of the folder does not exist.
         """
         path, state = os.fspath(save_path), latest_filename or "checkpoint"
-        folder, variables = _check_folder(path, state), self._check_session(sess)
+        folder, file = os.path.split(path)
+        if os.path.split(state)[0]:
+            raise GraphError(f"'latest_filename' must not contain path components: {state!r}")
+        if file in ("", state):
+            raise GraphError(f"save_path {path!r} names no file, or collides with {state!r}")
+        if not os.path.isdir(os.path.dirname(os.path.abspath(folder))):
+            raise GraphError(f"Parent directory of {path} doesn't exist, can't save.")
+        variables = self._check_session(sess)
         if global_step is not None:
             step = int(sess.run(global_step) if is_tensor(global_step) else global_step)
             path = f"{path}-{step:{self._step}}"
@@ -493,7 +478,14 @@ class Saver:
         os.makedirs(folder or ".", exist_ok=True)
         replace_file(path + SUFFIX, lambda file: write_arrays(file, arrays))
         with self._lock:  # threads may share a Saver
-            self._keep_latest(path)
+            self._kept[path] = time.time()
+            self._kept.move_to_end(path)
+            while len(self._kept) > self._limit:
+                oldest, saved = self._kept.popitem(last=False)
+                if saved > self._next_kept:
+                    self._next_kept += self._interval
+                else:
+                    remove_checkpoint(oldest)
             if write_state:
                 here = [kept for kept in self._kept if _is_within(kept, folder)]
                 update_checkpoint_state(folder, path, here, state)
@@ -510,17 +502,6 @@ class Saver:
         if strange:
             raise GraphError(f"the session has another graph than the Saver's variables {strange}")
         return self._variables
-
-    def _keep_latest(self, path: str) -> None:
-        """Append a path, and delete the oldest checkpoints beyond `max_to_keep`."""
-        self._kept[path] = time.time()
-        self._kept.move_to_end(path)
-        while len(self._kept) > self._limit:
-            oldest, saved = self._kept.popitem(last=False)
-            if saved > self._next_kept:
-                self._next_kept += self._interval
-            else:
-                remove_checkpoint(oldest)
 
     @property
     def last_checkpoints(self) -> list[str]:
@@ -549,10 +530,8 @@ class Saver:
         `tf.errors.InvalidArgumentError` for values of another shape or dtype, and
         `tf.errors.DataLossError` for a damaged file.
         """
-        if save_path is None:
-            raise GraphError("Can't load save_path when it is None.")
         variables = self._check_session(sess)
-        with _open(save_path) as archive:
+        with Archive(save_path) as archive:
             archive.check(variables, ". Give Saver its variables, or a dict of names to variables.")
             values = {v.op.name: self._value(archive, name, v) for name, v in variables.items()}
         sess._variables.update(values)
@@ -560,17 +539,15 @@ class Saver:
     def _value(self, archive: Archive, name: str, variable: Variable) -> np.ndarray:
         """Return the array of an archive for a variable. Raises if it does not fit."""
         stored, dtype = archive.header(name)
-        shape: Any = stored
-        if self._reshape and variable.shape.num_elements() == math.prod(stored):
-            shape = variable.shape.as_list()
-        expected = variable.dtype.base_dtype
-        if dtype != expected or not variable.shape.is_compatible_with(shape):
+        reshaped = self._reshape and variable.shape.num_elements() == math.prod(stored)
+        fits = reshaped or variable.shape.is_compatible_with(stored)
+        if dtype != variable.dtype.base_dtype or not fits:
             raise errors.InvalidArgumentError(
                 "Assign requires dtypes and shapes of both tensors to match: "
-                f"{name!r} was saved with the shape {stored} and the dtype "
-                f"{dtypes.of(dtype).name}, and the variable {variable.name!r} has "
-                f"{variable.shape} and {expected.name}"
+                f"{name!r} was saved with {stored} and {dtypes.of(dtype).name}, and the variable "
+                f"{variable.name!r} has {variable.shape} and {variable.dtype.base_dtype.name}"
             )
+        shape: Any = variable.shape.as_list() if reshaped else stored
         return archive.array(name).reshape(shape)
 
 
@@ -585,17 +562,3 @@ def _by_name(listed: Any) -> dict[str, Variable]:
     if twice := sorted(name for name, count in Counter(names).items() if count > 1):
         raise GraphError(f"At least two variables have the same name: {', '.join(twice)}")
     return dict(zip(names, variables, strict=True))
-
-
-def _check_folder(path: str, state: str) -> str:
-    """Return the folder of a path. Raises if its parent is missing, or if file names collide."""
-    folder, file = os.path.split(path)
-    if os.path.split(state)[0]:
-        raise GraphError(f"'latest_filename' must not contain path components: {state!r}")
-    if file == state:
-        raise GraphError(f"'latest_filename' collides with 'save_path': {state!r} and {path!r}")
-    if not file:
-        raise GraphError(f"save_path must name a file, not only the folder {path!r}")
-    if not os.path.isdir(os.path.dirname(os.path.abspath(folder))):
-        raise GraphError(f"Parent directory of {path} doesn't exist, can't save.")
-    return folder

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -13,15 +13,13 @@ import regrad as rg
 from regrad.core.tensor import Readable, TensorLike
 from regrad.errors import ArgumentError, DTypeError, GraphError
 from regrad.v1 import dtypes
+from regrad.v1.functions import creation, reductions
 from regrad.v1.functions import math as tf_math
-from regrad.v1.functions.creation import zeros
-from regrad.v1.functions.reductions import reduce_sum
 from regrad.v1.graph.control import group
 from regrad.v1.graph.conversion import build, constant, convert_to_tensor
 from regrad.v1.graph.graphs import Graph, GraphKeys, current_graph, get_default_graph
-from regrad.v1.graph.open_sessions import Runs
 from regrad.v1.graph.rows import TENSOR, listed, row, written
-from regrad.v1.graph.tensors import Operation, Tensor, is_tensor
+from regrad.v1.graph.tensors import Operation, Runs, Tensor, is_tensor
 from regrad.v1.graph.variables import Variable, global_variables, trainable_variables
 from regrad.v1.training.variable_scopes import get_variable
 
@@ -81,9 +79,8 @@ def create_global_step(graph: Graph | None = None) -> Variable:
     if get_global_step(graph) is not None:
         raise GraphError('"global_step" already exists.')
     with graph.as_default(), graph.name_scope(None):
-        keys = [GraphKeys.GLOBAL_VARIABLES, GraphKeys.GLOBAL_STEP]
-        options = {"initializer": 0, "trainable": False, "collections": keys}
-        return get_variable(GraphKeys.GLOBAL_STEP, dtype=dtypes.int64, **options)
+        name, keys = GraphKeys.GLOBAL_STEP, [GraphKeys.GLOBAL_VARIABLES, GraphKeys.GLOBAL_STEP]
+        return get_variable(name, None, dtypes.int64, 0, trainable=False, collections=keys)
 
 
 def get_or_create_global_step(graph: Graph | None = None) -> Any:
@@ -159,24 +156,16 @@ def assert_global_step(global_step_tensor: TensorLike) -> None:
 # -- learning rate schedules ----------------------------------------------------------------------
 
 
-def _decay(
-    _: None,
-    name: str,
-    formula: Callable[..., Any],
-    rate: Any,
-    step: Any,
-    *rest: Any,
-    **options: Any,
-) -> Tensor:
+def _decay(_: None, name: str, formula: Any, rate: Any, *steps: Any, **options: Any) -> Tensor:
     """Call a formula of tensors of the rate's dtype. Its last op has the name of the scope."""
-    if step is None:
+    if steps[0] is None:
         raise GraphError(f"global_step is required for {formula.__name__}.")
     with current_graph().name_scope(name) as scope:
         rate = convert_to_tensor(rate, name="learning_rate")
         dtype = rate.dtype.base_dtype
         if not dtype.is_floating:
             raise DTypeError(f"{formula.__name__}: the learning rate is a float, got {rate}")
-        last, *xs = formula(rate, *[_as_number(x, dtype) for x in (step, *rest)], **options)
+        last, *xs = formula(rate, *[_as_number(x, dtype) for x in steps], **options)
         return last(*xs, name=scope)
 
 
@@ -360,29 +349,19 @@ def piecewise_constant(x, boundaries, values, name=None) -> Tensor:
     [1.0, 0.5, 0.1]
     """
     if len(boundaries) != len(values) - 1:
-        raise GraphError(
-            "The length of boundaries should be 1 less than the length of values, got "
-            f"{len(boundaries)} and {len(values)}"
-        )
+        wrong = f"{len(boundaries)} and {len(values)}"
+        raise GraphError(f"boundaries should have 1 less than values, got {wrong}")
     with current_graph().name_scope(name or "PiecewiseConstant") as scope:
         x = convert_to_tensor(x)
         rates: Any = convert_to_tensor(list(values), name="values")
         if not boundaries:
             return rates[0]
         limits = convert_to_tensor(list(boundaries), x.dtype.base_dtype, name="boundaries")
-        passed = reduce_sum(tf_math.cast(tf_math.greater(x, limits), dtypes.int32))
+        passed = reductions.reduce_sum(tf_math.cast(tf_math.greater(x, limits), dtypes.int32))
         return build("GatherV2", scope, lambda rates, i: rg.take(rates, i, axis=0), rates, passed)
 
 
 # -- moving averages ------------------------------------------------------------------------------
-
-
-def _zeros_for(v: Readable) -> Any:
-    """Return zeros of the shape of a tensor, without computing the tensor."""
-    x = convert_to_tensor(v)
-    if not x.shape.is_fully_defined():
-        raise GraphError(f"the shape of {x} must be known for its moving average")
-    return zeros(x.shape.as_list(), x.dtype)
 
 
 class ExponentialMovingAverage:
@@ -411,24 +390,20 @@ class ExponentialMovingAverage:
     2.0 Variable/ExponentialMovingAverage
     """
 
+    name: str  # of the scope. The names of averages end with it.
+
     def __init__(
         self, decay: Number, num_updates: Number | None = None, zero_debias: bool = False,
         name: str = "ExponentialMovingAverage",
     ) -> None:  # fmt: skip
         if zero_debias:
             raise ArgumentError(
-                "zero_debias=True is not supported: average variables, which start at their "
-                "initial values, or divide the average by 1 - decay ** updates"
+                "zero_debias=True is not supported: divide an average by 1 - decay ** updates"
             )
         self._decay = decay
         self._num_updates = num_updates
-        self._name = name
+        self.name = name
         self._averages: dict[Any, Variable] = {}
-
-    @property
-    def name(self) -> str:
-        """The name of the scope. Names of averages end with it."""
-        return self._name
 
     def apply(self, var_list: Sequence[TensorLike] | None = None) -> Operation:
         """Return an op that updates the averages of variables or tensors.
@@ -443,16 +418,19 @@ class ExponentialMovingAverage:
             if v in self._averages:
                 raise GraphError(f"Moving average already computed for: {v}")
             self._averages[v] = self._new(v)
-        with current_graph().name_scope(self._name) as scope:
+        with current_graph().name_scope(self.name) as scope:
             return group(*[self._update(v) for v in listed], name=scope)
 
     def _new(self, v: Any) -> Variable:
         """Make the average of a variable or tensor, which is a variable."""
-        graph = get_default_graph()
-        if isinstance(v, Variable):
+        graph, x = get_default_graph(), convert_to_tensor(v)
+        owned = isinstance(v, Variable)
+        if owned:
             graph.add_to_collections([GraphKeys.MOVING_AVERAGE_VARIABLES], v)
+        elif not x.shape.is_fully_defined():
+            raise GraphError(f"the shape of {x} must be known for its moving average")
         with graph.name_scope(None), graph.control_dependencies(None):
-            begin = v.initialized_value() if isinstance(v, Variable) else _zeros_for(v)
+            begin = v.initialized_value() if owned else creation.zeros(x.shape, x.dtype)
             return Variable(begin, trainable=False, name=self.average_name(v))
 
     def _update(self, v: Any) -> Tensor:
@@ -471,7 +449,7 @@ class ExponentialMovingAverage:
 
     def average_name(self, var: Any) -> str:
         """Return the name of the average of a variable, even before the average exists."""
-        return f"{var.op.name}/{self._name}"
+        return f"{var.op.name}/{self.name}"
 
     def variables_to_restore(
         self, moving_avg_variables: Iterable[Variable] | None = None
@@ -480,16 +458,13 @@ class ExponentialMovingAverage:
 
         The keys are the names of the averages, and the variables' own names for other variables.
         """
-        averaged = moving_avg_variables
-        if averaged is None:
+        averaged = list(moving_avg_variables or ())
+        if moving_avg_variables is None:
             kept = get_default_graph().get_collection(GraphKeys.MOVING_AVERAGE_VARIABLES)
             averaged = [*trainable_variables(), *kept]
-        found = {self.average_name(v): v for v in averaged}
         names = {v.op.name for v in averaged}
-        for v in global_variables():
-            if v.op.name not in names:
-                found.setdefault(v.op.name, v)
-        return found
+        others = {v.op.name: v for v in global_variables() if v.op.name not in names}
+        return others | {self.average_name(v): v for v in averaged}
 
 
 OTHERS = (

@@ -7,8 +7,7 @@ import numpy as np
 
 from regrad.core.tensor import Readable, TensorLike
 from regrad.v1.graph.graphs import Graph
-from regrad.v1.graph.open_sessions import Runs
-from regrad.v1.graph.tensors import Operation, Tensor
+from regrad.v1.graph.tensors import Operation, Runs, Tensor
 from regrad.v1.graph.variables import Variable
 
 Number: TypeAlias = float | np.ndarray | Readable
@@ -33,10 +32,10 @@ def piecewise_constant(x: TensorLike, boundaries: Sequence[TensorLike], values: 
     name: str | None = None) -> Tensor: ...  # fmt: skip
 
 class ExponentialMovingAverage:
+    name: str
+
     def __init__(self, decay: Number, num_updates: Number | None = None, zero_debias: bool = False,
         name: str = "ExponentialMovingAverage") -> None: ...  # fmt: skip
-    @property
-    def name(self) -> str: ...
     def apply(self, var_list: Sequence[TensorLike] | None = None) -> Operation: ...
     def _new(self, v: Any) -> Variable: ...
     def _update(self, v: Any) -> Tensor: ...

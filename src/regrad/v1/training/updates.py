@@ -32,60 +32,43 @@ def update_op(type: str, states: int, attrs: str = "") -> Callable[[Callable[...
     """
 
     def make(formula: Callable[..., Any]) -> Op:
-        parameters = list(inspect.signature(formula).parameters.values())[1:]
-        names = [p.name for p in parameters if p.kind is not p.KEYWORD_ONLY]
-        own = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY]
-        kernel = _kernel(formula, states, names.index("grad"))
+        spec = inspect.getfullargspec(formula)
+        names, own = spec.args[1:], spec.kwonlyargs
+        grad = names.index("grad")
+
+        def kernel(run: PlanRun, *xs: Any, keys: Sequence[str], **options: Any) -> Any:
+            *args, indices = xs
+            old = args[:states] = [read_state(run, None, key) for key in keys]
+            if np.shape(args[grad]) != old[0].shape:
+                raise InvalidArgumentError(
+                    f"the gradient for {keys[0]!r} has the shape {np.shape(args[grad])}, expected "
+                    f"the variable's shape, {old[0].shape}"
+                )
+            xp = run.xp
+            rows = xp.concatenate([xp.ravel(i) for i in indices]) if indices else None
+            if rows is not None and xp is np:  # compute only these rows
+                rows = np.unique(rows)
+                args[:states], args[grad] = [value[rows] for value in old], args[grad][rows]
+            new = formula(xp, *args, **options)
+            if rows is not None:
+                new = [_with_rows(xp, v, rows, part) for v, part in zip(old, new, strict=True)]
+            first, *_ = [run.write(key, value) for key, value in zip(keys, new, strict=True)]
+            return first
+
         declare(f"{type}: * | T use_locking {' '.join(own)} {attrs}")
         return state_op(type, kernel, " ".join([*names, "indices*"]), " ".join(["keys", *own]))
 
     return make
 
 
-def _kernel(formula: Callable[..., Any], states: int, grad: int) -> Callable[..., Any]:
-    """Make a kernel that applies the formula to variables. With indices it updates only rows."""
-
-    def kernel(run: PlanRun, *xs: Any, keys: Sequence[str], **options: Any) -> Any:
-        *args, indices = xs
-        old = args[:states] = [read_state(run, None, key) for key in keys]
-        if np.shape(args[grad]) != old[0].shape:
-            raise InvalidArgumentError(
-                f"the gradient for {keys[0]!r} has the shape {np.shape(args[grad])}, expected "
-                f"the variable's shape, {old[0].shape}"
-            )
-        if not indices:
-            new = formula(run.xp, *args, **options)
-        elif run.xp is np:
-            new = _update_rows(formula, old, args, grad, indices, options)
-        else:
-            new = _select_rows(run.xp, formula(run.xp, *args, **options), old, indices)
-        first, *_ = [run.write(key, value) for key, value in zip(keys, new, strict=True)]
-        return first
-
-    return kernel
-
-
-def _update_rows(
-    formula: Callable[..., Any], old: Sequence[np.ndarray], args: Any, grad: int,
-    indices: Sequence[np.ndarray], options: Any,
-) -> list[Any]:  # fmt: skip
-    rows = np.unique(np.concatenate([np.ravel(i) for i in indices]))
-    args[: len(old)] = [value[rows] for value in old]
-    args[grad] = args[grad][rows]
-    new = [value.copy() for value in old]
-    for value, part in zip(new, formula(np, *args, **options), strict=True):
-        value[rows] = part
-    return new
-
-
-def _select_rows(
-    xp: Any, new: Sequence[Any], old: Sequence[Any], indices: Sequence[Any]
-) -> list[Any]:
-    """Return new values in the rows of the indices, old values elsewhere, in static shapes."""
-    rows = xp.concatenate([xp.ravel(i) for i in indices])
-    touched = xp.zeros(old[0].shape[0], bool).at[rows].set(True)
-    masks = [xp.expand_dims(touched, tuple(range(1, value.ndim))) for value in old]
-    return [xp.where(m, n, o) for m, n, o in zip(masks, new, old, strict=True)]
+def _with_rows(xp: Any, old: Any, rows: Any, new: Any) -> Any:
+    """Return `old` with other rows. NumPy gets only these rows in `new`, JAX gets all rows."""
+    if xp is np:
+        value = old.copy()
+        value[rows] = new
+        return value
+    touched = xp.zeros(old.shape[0], bool).at[rows].set(True)
+    return xp.where(xp.expand_dims(touched, tuple(range(1, old.ndim))), new, old)
 
 
 # -- sparse updates ------------------------------------------------------------------------------
@@ -103,20 +86,16 @@ def find_rows(gradient: Tensor) -> list[Tensor]:
         node: Node = stack.pop()
         if not dims.same(node.symbols[0].shape, gradient._symbol.shape):
             return []
-        if _adds_rows(node):
+        adds_rows = node.op.type == "UnsortedSegmentSum" or (
+            node.op.type == "ScatterAdd" and node.attrs["axis"] == 0 == node.attrs["batch_dims"]
+        )
+        if adds_rows:  # to zeros, at indices that are the second input
             found.append(face(node.xs[1]))
         elif node.op.type in ("AddN", "AddV2"):
             stack += [x._data.node for x in node.xs]
         else:
             return []
     return found
-
-
-def _adds_rows(node: Node) -> bool:
-    """Return whether an op adds rows to zeros, at indices that are its second input."""
-    if node.op.type == "ScatterAdd":
-        return node.attrs["axis"] == 0 == node.attrs["batch_dims"]
-    return node.op.type == "UnsortedSegmentSum"
 
 
 # -- adding an op --------------------------------------------------------------------------------

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import inspect
 import itertools
 from collections.abc import Callable, Generator, Sequence
+from inspect import signature
 from typing import Any
 
 from regrad.core.blocks import block, stay
@@ -18,7 +18,7 @@ from regrad.v1.graph.graphs import Graph, GraphKeys, get_default_graph
 from regrad.v1.graph.regions import inside
 from regrad.v1.graph.static_shapes import ShapeLike, TensorShape
 from regrad.v1.graph.variables import Variable, global_variables, trainable_variables
-from regrad.v1.training.initializers import glorot_uniform_initializer, zeros_initializer
+from regrad.v1.training.initializers import Initial, glorot_uniform_initializer, zeros_initializer
 
 __all__ = [
     "AUTO_REUSE", "VariableScope", "get_variable", "get_variable_scope", "no_regularizer",
@@ -26,8 +26,6 @@ __all__ = [
 ]  # fmt: skip
 
 Regularizer = Callable[[Any], Any] | None
-# An initializer or its class, a function that returns the value, or the value.
-Initial = Callable[..., Any] | TensorLike | None
 
 
 class AutoReuse:
@@ -92,6 +90,25 @@ class VariableScope:
 
     def __repr__(self) -> str:
         return f"<VariableScope {self.name!r} reuse={self.reuse}>"
+
+
+class Scoped:
+    """An object with a variable scope, which its first call opens."""
+
+    _scope: VariableScope | None = None
+
+    @property
+    def variables(self) -> list[Any]:
+        """The variables. The list is empty before the first call."""
+        return self._scope.global_variables() if self._scope else []
+
+    @property
+    def trainable_variables(self) -> list[Any]:
+        """The variables that optimizers change."""
+        return [v for v in self.variables if v.trainable]
+
+    weights = variables
+    trainable_weights = trainable_variables
 
 
 def get_variable_scope() -> VariableScope:
@@ -250,27 +267,19 @@ def get_variable(
 def _get(full: str, shape: ShapeLike, dtype: dtypes.DTypeLike | None, **options: Any) -> Variable:
     scope, graph = get_variable_scope(), get_default_graph()
     found = graph.variables_by_name.get(full)
-    if found is None and scope.reuse is True:
-        raise GraphError(
-            f"Variable {full} does not exist, or was not created with tf.get_variable(). Did you "
-            "mean to set reuse=tf.AUTO_REUSE in variable_scope?"
-        )
-    if found is None:
+    if found is None and scope.reuse is not True:
         return _make(graph, scope, full, shape, dtype, **options)
-    if not scope.reuse:
+    if found is None or not scope.reuse:
+        missing = "does not exist, or was not created with tf.get_variable()"
+        wrong = missing if found is None else "already exists, disallowed"
+        hint = "Did you mean to set reuse=tf.AUTO_REUSE in variable_scope?"
+        raise GraphError(f"Variable {full} {wrong}. {hint}")
+    sizes = found.shape if shape is None else TensorShape(shape)
+    kind = found.dtype.base_dtype if dtype is None else dtypes.as_dtype(dtype)
+    if not found.shape.is_compatible_with(sizes) or found.dtype.base_dtype != kind:
         raise GraphError(
-            f"Variable {full} already exists, disallowed. Did you mean to set reuse=True or "
-            "reuse=tf.AUTO_REUSE in variable_scope?"
-        )
-    if shape is not None and not found.shape.is_compatible_with(shape):
-        raise GraphError(
-            f"Trying to share variable {full}, but specified shape {TensorShape(shape)} and found "
-            f"shape {found.shape}."
-        )
-    if dtype is not None and dtypes.as_dtype(dtype) != found.dtype.base_dtype:
-        raise GraphError(
-            f"Trying to share variable {full}, but specified dtype "
-            f"{dtypes.as_dtype(dtype).name} and found dtype {found.dtype.name}."
+            f"Trying to share variable {full}, but specified shape {sizes} and dtype {kind.name}, "
+            f"and found shape {found.shape} and dtype {found.dtype.name}."
         )
     return found
 
@@ -281,7 +290,7 @@ def _make(
 ) -> Variable:  # fmt: skip
     initializer = initializer if initializer is not None else scope.initializer
     regularizer = regularizer or scope.regularizer
-    value = _initial_value(full, shape, dtype or scope.dtype, initializer, dtype is not None)
+    value = _initial_value(full, shape, dtype, initializer, scope.dtype)
     # The name already contains the scope. In a branch or loop the variable is made outside.
     with inside(None), graph.name_scope(None):
         variable = Variable(value, trainable is not False, name=full, **options)
@@ -294,38 +303,24 @@ def _make(
     return variable
 
 
-def _initial_value(
-    full: str, shape: ShapeLike, dtype: dtypes.DTypeLike, initializer: Any, fixed: bool
-) -> Any:
+def _initial_value(full: str, shape: ShapeLike, dtype: Any, initializer: Any, usual: Any) -> Any:
     """Return the initial value, or a function that returns it."""
-    dtype = dtypes.as_dtype(dtype)
     if initializer is not None and not callable(initializer):
         if shape is not None:
-            raise GraphError(
-                f"If initializer is a constant, do not specify shape (the variable {full})."
-            )
-        return lambda: convert_to_tensor(initializer, dtype if fixed else None)
-    if shape is None and _takes_nothing(initializer):
+            raise GraphError(f"If initializer is a constant, do not specify shape ({full}).")
+        return lambda: convert_to_tensor(initializer, dtype)
+    if shape is None and callable(initializer) and not signature(initializer).parameters:
         return initializer
     sizes = TensorShape(shape)
     if not sizes.is_fully_defined():
-        raise GraphError(
-            f"Shape of a new variable ({full}) must be fully defined, but instead was {sizes}."
-        )
+        raise GraphError(f"Shape of a new variable ({full}) must be fully defined, not {sizes}.")
+    dtype = dtypes.as_dtype(usual if dtype is None else dtype)
     if initializer is None:
         floats = dtype.is_floating or dtype.is_complex
         initializer = glorot_uniform_initializer if floats else zeros_initializer
     if isinstance(initializer, type):
         initializer = initializer(dtype=dtype)
     return lambda: initializer(sizes.as_list(), dtype=dtype)
-
-
-def _takes_nothing(function: Any) -> bool:
-    """Return whether a function can be called without arguments, as an initializer may be."""
-    if function is None or isinstance(function, type):
-        return False
-    parameters = inspect.signature(function).parameters.values()
-    return all(p.default is not p.empty for p in parameters)
 
 
 @public
