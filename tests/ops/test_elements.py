@@ -150,6 +150,18 @@ def test_isclose_of_every_kind(library, dtype):
         alike([rg.isclose(x, y, **options), rg.allclose(x, y, **options)], [due, due.all()])
 
 
+@pytest.mark.parametrize("like", [
+    lambda x: rg.ones_like(x, dtype=bool), lambda x: rg.full_like(x, 3, dtype="int32") > 2,
+    lambda x: ~rg.zeros_like(x, dtype="bool"),
+])  # fmt: skip
+def test_a_mask_of_the_shape_of_x_is_not_on_the_path_of_the_gradient(like):
+    def f(x):
+        return rg.sum(rg.where(like(x), x * x, x))
+
+    for transform in (lambda f: f, rg.jit):
+        assert rg.grad(transform(f))(rg.asarray([3.0, -1.0])).tolist() == [6.0, -2.0]
+
+
 # -- quantiles -------------------------------------------------------------------------------------
 
 X = np.random.default_rng(0).normal(size=(3, 4, 2))

@@ -37,6 +37,15 @@ def test_variables_constants_and_tensors_within_are_all_xs():
         assert tf.gradients(x, x)[0].dtype == x.dtype.base_dtype
 
 
+def test_ys_and_xs_of_two_graphs_are_refused():
+    x, v = tf.constant(3.0), tf.Variable(1.0)
+    with tf.Graph().as_default():
+        y = tf.constant(2.0) * 3.0
+        for of in (x, v):
+            refused(lambda of=of: tf.gradients(y, of), GraphError, "same graph")
+    assert values(tf.gradients(x * v, [x, v])) == [1.0, 3.0]
+
+
 X = [1.0, 2.0]
 FORMS = {  # ys and grad_ys for x = [1, 2], and the gradient
     "several ys": (lambda x: [x * x, x * 5.0], None, [7.0, 9.0]),

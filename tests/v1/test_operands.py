@@ -397,3 +397,14 @@ def test_indexed_slices_become_rows():
     rows = tf.IndexedSlices(tf.constant([[1.0], [2.0], [3.0]]), tf.constant([2, 0, 2]), [3, 1])
     assert run(tf.add(rows, tf.zeros([3, 1]))).tolist() == [[2], [0], [4]]
     assert tf.convert_to_tensor_or_indexed_slices(rows) is rows
+
+
+def test_a_registered_rule_returns_indexed_slices(graph):
+    def last_row(op, grad):
+        return tf.IndexedSlices(grad[1:], tf.constant([1]), tf.constant([2]))
+
+    x = tf.constant([1.0, -2.0])
+    rules = {"Sign": last_row, "Mul": lambda op, dy: [tf.reduce_sum(dy), last_row(op, dy)]}
+    with graph.gradient_override_map(rules):
+        ys = tf.sign(x), tf.multiply(3.0, x)
+    assert [run(tf.gradients(y, x)[0]).tolist() for y in ys] == [[0, 1], [0, 1]]

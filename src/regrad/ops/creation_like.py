@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from regrad.core import backends, numbers, sharding
-from regrad.core.backends import Array, DTypeLike, Namespace
+from regrad.core.backends import Array, DTypeLike, Namespace, is_inexact
 from regrad.core.op import TensorLike, op
 from regrad.core.registry import OPS, gradient
 from regrad.core.rule import no_gradient
@@ -107,6 +108,14 @@ def fitting(value: complex, dtype: np.dtype) -> complex:
     return numbers.under(value, dtype).item() if whole else value
 
 
+def _to_integers(attrs: dict[str, Any], xs: Sequence[Tensor]) -> bool:
+    dtype = attrs["dtype"]
+    if dtype is None or not is_inexact(xs[0].dtype):
+        return False
+    return not is_inexact(as_numpy_dtype(dtype))
+
+
 for _type in ("ZerosLike", "OnesLike", "FullLike"):
     gradient(_type)(no_gradient)
     OPS[_type].rule.constant = True
+    OPS[_type].rule.unless = _to_integers  # pyright: ignore[reportAttributeAccessIssue]

@@ -11,7 +11,7 @@ import regrad as rg
 from regrad.core import numbers
 from regrad.core.dims import Dim, is_known
 from regrad.core.op import TensorLike
-from regrad.errors import GraphError, ShapeError
+from regrad.errors import AxisError, GraphError, ShapeError
 from regrad.graph.size_ops import shape_tensor
 from regrad.shapes.infer import shape_of as shape_form
 from regrad.shapes.sizes import broadcast
@@ -26,6 +26,7 @@ from regrad.v1.graph.kinds import ANY
 from regrad.v1.graph.rows import define, listed, row, written
 from regrad.v1.graph.static_shapes import ShapeLike, TensorShape
 from regrad.v1.graph.tensors import CONVERSIONS, IndexedSlices, is_tensor
+from regrad.v1.graph.values import mirrored, of_rank
 
 # -- identity --------------------------------------------------------------------------------------
 
@@ -317,9 +318,9 @@ def tile(input, multiples):
     ...     print(sess.run(tf.tile([1, 2], [2])))
     [1 2 1 2]
     """
-    if rank_of(input) not in (None, len(multiples)):
+    if not isinstance(multiples, tuple) or rank_of(input) not in (None, len(multiples)):
         raise ShapeError(f"tile: expected one multiple per axis of {input}, got {multiples}")
-    return rg.tile(input, multiples)
+    return rg.tile(of_rank("tile", input, len(multiples)), multiples)
 
 
 @row("tf", "ReverseV2: * axis=all_axes | T Tidx", rg.flip)
@@ -379,9 +380,25 @@ def pad(tensor, paddings, mode="CONSTANT", name=None, constant_values: TensorLik
     if mode.upper() not in ("CONSTANT", "REFLECT", "SYMMETRIC"):
         raise GraphError(f"Unknown padding mode: {mode}")
     x, op_type = as_tensor(tensor), "PadV2" if mode.upper() == "CONSTANT" else "MirrorPad"
-    value = numbers.under(constant_values, dtype_of(x)).item()
-    attrs = {"paddings": as_sizes(paddings), "mode": mode.lower(), "constant_value": value}
-    return one_op(op_type, name or op_type.removesuffix("V2"), rg.pad, x, **attrs)
+    value, pairs = numbers.under(constant_values, dtype_of(x)).item(), as_sizes(paddings)
+    if not all(map(_is_padding, pairs)) or rank_of(x) not in (None, len(pairs)):
+        raise ShapeError(
+            f"pad: expected a pair (before, after) of 0 or more per axis of {x}, got {paddings}"
+        )
+    attrs = {"paddings": pairs, "mode": mode.lower(), "constant_value": value}
+    return one_op(op_type, name or op_type.removesuffix("V2"), _pad, x, **attrs)
+
+
+def _is_padding(pair: Any) -> bool:
+    if not isinstance(pair, tuple) or len(pair) != 2:
+        return False
+    return not any(isinstance(n, int) and n < 0 for n in pair)
+
+
+def _pad(x: TensorLike, paddings: Any, mode: str, constant_value: Any) -> Any:
+    x = of_rank("pad", x, len(paddings))
+    x = x if mode == "constant" else mirrored(x, paddings, mode)
+    return rg.pad(x, paddings, mode, constant_value)
 
 
 # -- joining and splitting -------------------------------------------------------------------------
@@ -410,6 +427,8 @@ def concat(values: TensorLike, axis: TensorLike, name: str = "concat") -> Any:
     if isinstance(axis, list | tuple):
         raise ShapeError("concat takes the tensors first and then the axis: tf.concat([a, b], 1)")
     values = values if isinstance(values, list | tuple) else [values]
+    if not values:
+        raise ShapeError("concat: expected at least one tensor, got an empty list")
     if len(values) == 1:
         return identity(values[0], name=name)
     return one_op("ConcatV2", name, lambda *xs: rg.concat(xs, axis=axes_of(axis)), *values)
@@ -420,7 +439,7 @@ def stack(values: TensorLike, axis: int = 0, name: str = "stack") -> Any:
     """Return tensors of one shape and dtype joined along a new axis.
 
     Args:
-        values: Tensors or arrays.
+        values: Tensors or arrays. A single tensor, not in a list, is returned unchanged.
         axis: The index of the new axis.
 
     Returns:
@@ -436,6 +455,8 @@ def stack(values: TensorLike, axis: int = 0, name: str = "stack") -> Any:
     [[1 3]
      [2 4]]
     """
+    if axis == 0 and (is_tensor(values) or not len(values)):
+        return as_tensor(values, name=name)
     return one_op("Pack", name, lambda *xs: rg.stack(xs, axis=axes_of(axis)), *values)
 
 
@@ -447,7 +468,7 @@ def unstack(value, num=None, axis=0, name="unstack"):
         num: The size of the axis, needed only if the size is unknown.
 
     Raises:
-        ShapeError: the size is not `num`.
+        ShapeError: the size is not `num`, or the axis does not exist.
         GraphError: the size is unknown, and `num` is None.
 
     >>> import regrad as rg
@@ -458,6 +479,8 @@ def unstack(value, num=None, axis=0, name="unstack"):
     if num is not None and rank_of(value) is None:
         return [rg.squeeze(part, axis) for part in rg.split(value, (1,) * num, axis)]
     sizes = list(value.shape)
+    if not -len(sizes) <= axis < len(sizes):
+        raise AxisError(f"unstack: axis {axis} is out of range for the shape {value.shape}")
     if num is not None and isinstance(sizes[axis], Dim):
         sizes[axis] = num
         value = rg.reshape(value, tuple(sizes))

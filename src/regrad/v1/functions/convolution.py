@@ -14,6 +14,7 @@ from regrad.v1.graph.forms import one_op, shape_of, tensor
 from regrad.v1.graph.kinds import FLOATS, REALS
 from regrad.v1.graph.rows import TENSOR, define, listed, plain_value, row, written
 from regrad.v1.graph.tf_names import POOL
+from regrad.v1.graph.values import of_rank
 
 # "SAME", "VALID", or for each axis a pair of numbers of zeros to add before and after.
 Padding = str | bytes | Sequence[Sequence[int]]
@@ -108,7 +109,16 @@ def _slide(
         function = _channels_first(function, n)
         if shape := attrs.get("output_shape"):  # of the adjoints
             attrs["output_shape"] = tuple([shape[axis] for axis in to_last(n)])
-    return one_op(op_type, name, function, *tensors, **attrs)
+    return one_op(op_type, name, _of_images(name, function, n), *tensors, **attrs)
+
+
+def _of_images(name: str, function: Callable[..., Any], n: int) -> Callable[..., Any]:
+    """Check that images and filters have n spatial axes and two others."""
+
+    def checked(*xs: Any, **attrs: Any) -> Any:
+        return function(*[of_rank(name, x, n + 2) for x in xs], **attrs)
+
+    return checked
 
 
 def _conv1d(x: rg.Tensor, w: rg.Tensor, *, strides: Any, pad: Any, dilations: Any) -> rg.Tensor:

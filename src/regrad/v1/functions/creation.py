@@ -10,6 +10,7 @@ import regrad as rg
 from regrad.core.dims import Dim, is_known
 from regrad.core.numbers import under
 from regrad.core.tensor import Tensor, TensorLike
+from regrad.errors import DTypeError, ShapeError
 from regrad.graph.graph import defer, graph_op
 from regrad.shapes.infer import Spec
 from regrad.v1 import dtypes
@@ -36,12 +37,17 @@ def fill(dims: TensorLike, value: TensorLike, name: str | None = None) -> Any:
     Returns:
         A tensor of this shape, of the value's dtype.
 
+    Raises:
+        ShapeError: the value does not have rank 0.
+
     Op type: `BroadcastTo`. Source: `tf.fill`.
 
     >>> with tf.Graph().as_default(), tf.Session() as sess:
     ...     print(sess.run(tf.fill([3], 7)))
     [7 7 7]
     """
+    if forms.rank_of(value) if is_tensor(value) else np.ndim(value):
+        raise ShapeError(f"fill: expected a value of rank 0, got {value}")
     return arrays.broadcast_to(value, dims, name or "Fill")
 
 
@@ -123,6 +129,8 @@ def ones_like(tensor, dtype=None, name=None, optimize=True):
 
 
 def _count_up(xp: Any, start: Any, limit: Any, delta: Any) -> Any:
+    if delta == 0 or (limit - start) * delta < 0:
+        raise ShapeError(f"range: cannot count from {start} to {limit} in steps of {delta}")
     return np.arange(start, limit, delta, dtype=start.dtype)
 
 
@@ -148,6 +156,10 @@ def range(start, limit=None, delta: TensorLike = 1, dtype=None, name="range"):
 
     Returns:
         A tensor of rank 1.
+
+    Raises:
+        ShapeError: the steps are 0, or lead away from the limit. In the run the error is an
+            InvalidArgumentError.
 
     Op type: `Range`. Source: `tf.range`.
 
@@ -181,7 +193,7 @@ def _range(start: Tensor, limit: Tensor, delta: Tensor) -> Any:
         is_size = known[::2] == [0, 1] and isinstance(known[1], Dim) and known[1].key[0] == "size"
         content, count = None, known[1] if is_size else None
     else:
-        content = np.arange(*known)
+        content = _count_up(np, *[np.asarray(n) for n in known])
         count = len(content)
     y = defer(RANGE, xs, {}, specs=(Spec((count,), start.dtype),))
     if content is not None and content.dtype.kind == "i" and content.size <= 64:
@@ -285,6 +297,9 @@ def one_hot(indices, depth, on_value=None, off_value=None, axis=None, dtype=None
     Returns:
         A tensor with one more axis than the indices.
 
+    Raises:
+        DTypeError: on_value and off_value have different dtypes, and there is no `dtype`.
+
     Op type: `OneHot`. Source: `tf.one_hot`.
 
     >>> with tf.Graph().as_default(), tf.Session() as sess:
@@ -295,6 +310,8 @@ def one_hot(indices, depth, on_value=None, off_value=None, axis=None, dtype=None
     on, off = 1 if on_value is None else on_value, 0 if off_value is None else off_value
     given = [_dtype_of(v) for v in (on_value, off_value) if v is not None]
     out_dtype = _dtype(dtype) or [*given, np.dtype(np.float32)][0]
+    if dtype is None and len(set(given)) > 1:
+        raise DTypeError(f"one_hot: on_value and off_value have different dtypes: {given}")
     attrs = {"depth": as_sizes(depth), "axis": -1 if axis is None else axis}
     if not is_tensor(on) and not is_tensor(off):
         attrs |= {"on_value": on, "off_value": off, "dtype": out_dtype}

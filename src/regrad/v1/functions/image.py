@@ -6,11 +6,12 @@ from collections.abc import Callable
 from typing import Any
 
 import regrad as rg
+from regrad.core import dims
 from regrad.core.op import TensorLike
-from regrad.errors import GraphError
+from regrad.errors import GraphError, ShapeError
 from regrad.v1.functions.random_ops import random_uniform
 from regrad.v1.graph.conversion import as_sizes, build, convert_to_tensor
-from regrad.v1.graph.forms import one_op, scope
+from regrad.v1.graph.forms import one_op, rank_of, scope, shape_of, tensor
 from regrad.v1.graph.rows import row
 from regrad.v1.graph.tf_names import RESIZE
 
@@ -92,7 +93,7 @@ def resize_images(
         preserve_aspect_ratio: Must be false.
 
     Returns:
-        A tensor of floats.
+        A tensor of floats. Images that have this size are returned unchanged.
 
     Raises:
         GraphError: the method is not supported.
@@ -108,6 +109,10 @@ def resize_images(
             "resize_images: the methods are BILINEAR and NEAREST_NEIGHBOR, without "
             f"preserve_aspect_ratio; got the method {method!r}"
         )
+    images, sizes = tensor(images), as_sizes(size)
+    whole = isinstance(sizes, tuple) and rank_of(images) in (3, 4)
+    if whole and dims.same(shape_of(images)[-3:-1], sizes):
+        return images
     with scope(name or "resize", images):
         return METHODS[method](images, size, align_corners)
 
@@ -121,13 +126,23 @@ def flip_left_right(image: TensorLike) -> Any:
     Returns:
         A tensor of the same shape and dtype.
 
+    Raises:
+        ShapeError: the image does not have rank 3 or 4.
+
     Op type: `ReverseV2`. Source: `tf.image.flip_left_right`.
 
     >>> with tf.Graph().as_default(), tf.Session() as sess:
     ...     print(sess.run(tf.image.flip_left_right([[[1], [2]], [[3], [4]]])).tolist())
     [[[2], [1]], [[4], [3]]]
     """
-    return one_op(None, "flip_left_right", rg.flip, image, axis=-2)
+    return one_op(None, "flip_left_right", rg.flip, _image("flip_left_right", image), axis=-2)
+
+
+def _image(what: str, image: TensorLike) -> Any:
+    image = tensor(image)
+    if rank_of(image) not in (3, 4, None):
+        raise ShapeError(f"{what}: expected an image of rank 3, or 4 with a batch, got {image}")
+    return image
 
 
 def flip_up_down(image: TensorLike) -> Any:
@@ -139,13 +154,16 @@ def flip_up_down(image: TensorLike) -> Any:
     Returns:
         A tensor of the same shape and dtype.
 
+    Raises:
+        ShapeError: the image does not have rank 3 or 4.
+
     Op type: `ReverseV2`. Source: `tf.image.flip_up_down`.
 
     >>> with tf.Graph().as_default(), tf.Session() as sess:
     ...     print(sess.run(tf.image.flip_up_down([[[1], [2]], [[3], [4]]])).tolist())
     [[[3], [4]], [[1], [2]]]
     """
-    return one_op(None, "flip_up_down", rg.flip, image, axis=-3)
+    return one_op(None, "flip_up_down", rg.flip, _image("flip_up_down", image), axis=-3)
 
 
 def random_flip_left_right(image: TensorLike, seed: int | None = None) -> Any:
@@ -156,6 +174,9 @@ def random_flip_left_right(image: TensorLike, seed: int | None = None) -> Any:
 
     Returns:
         A tensor of the same shape and dtype.
+
+    Raises:
+        ShapeError: the image does not have rank 3 or 4.
 
     Source: `tf.image.random_flip_left_right`.
 
@@ -175,6 +196,9 @@ def random_flip_up_down(image: TensorLike, seed: int | None = None) -> Any:
     Returns:
         A tensor of the same shape and dtype.
 
+    Raises:
+        ShapeError: the image does not have rank 3 or 4.
+
     Source: `tf.image.random_flip_up_down`.
 
     >>> with tf.Graph().as_default():
@@ -186,8 +210,8 @@ def random_flip_up_down(image: TensorLike, seed: int | None = None) -> Any:
 
 def _flip_half(flip: Callable[..., Any], image: TensorLike, seed: int | None) -> Any:
     """Return each image flipped with probability 1/2."""
-    image = convert_to_tensor(image)
-    shape = image._symbol.shape
+    image = _image(f"random_{flip.__name__}", convert_to_tensor(image))
+    shape = shape_of(image)
     with scope(f"random_{flip.__name__}"):
         each = [] if len(shape) == 3 else [shape[0], 1, 1, 1]
         half = random_uniform(each, seed=seed)
@@ -221,4 +245,4 @@ def _standardize(x: rg.Tensor) -> Any:
     x, axes = _as_floats(x), (-3, -2, -1)
     count = rg.sum(rg.ones_like(x), axis=axes, keepdims=True)
     mean, variance = rg.nn.moments(x, axes, keepdims=True)
-    return (x - mean) / rg.maximum(rg.sqrt(variance), rg.rsqrt(count))
+    return (x - mean) / rg.sqrt(rg.maximum(variance, 1 / count))

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import regrad as rg
-from regrad.core.dims import Dim, UnknownRank, is_known, size_of
+from regrad.core.dims import Dim, is_known
 from regrad.core.registry import OPS
 from regrad.core.tensor import Readable, Tensor, TensorLike
 from regrad.errors import ArgumentError, GraphError, IndexRangeError, ShapeError
@@ -23,7 +23,7 @@ from regrad.v1.graph.rows import listed, row, written
 from regrad.v1.graph.static_shapes import TensorShape
 from regrad.v1.graph.tensors import face, is_tensor, rg_read
 from regrad.v1.graph.tf_names import SLICES, declare
-from regrad.v1.graph.values import indices_from_zero
+from regrad.v1.graph.values import indices_from_zero, of_rank
 from regrad.v1.graph.variables import read_state, state_op, variable_of
 
 # -- tensor[…] -------------------------------------------------------------------------------------
@@ -88,16 +88,18 @@ def slice(input_: Tensor, begin: Any, size: Any) -> Any:
 
     Raises:
         IndexRangeError: the block is not within the tensor.
+        ShapeError: begin or size does not have one number for each axis.
 
     >>> import regrad as rg
     >>> import regrad.v1 as tf
     >>> tf.slice(rg.asarray([1, 2, 3]), begin=[1], size=[-1])
     Tensor([2, 3], dtype=int64)
     """
-    shape = forms.shape_of(input_)
-    if isinstance(shape, UnknownRank):  # the rank is len(begin)
-        shape = tuple([size_of(input_._data, i) for i in builtins.range(len(begin))])
-    if is_known((*shape, *begin, *size)) or not len(shape) == len(begin) == len(size):
+    input_ = of_rank("slice", input_, len(begin))
+    if len(begin) != len(size):
+        raise ShapeError(f"slice: begin is {begin}, and size has another length: {size}")
+    shape = input_.shape
+    if is_known((*shape, *begin, *size)):
         return rg.slice(input_, begin, size)
     places = list(zip(shape, begin, size, strict=True))
     if any(is_known((n, b, s)) and not 0 <= b <= b + max(s, 0) <= n for n, b, s in places):
@@ -326,8 +328,7 @@ def unique(x, out_idx=dtypes.int32, name=None) -> Unique:
 
 
 def _by_occurrence(x: Tensor) -> tuple[Tensor, Tensor]:
-    if x.ndim != 1:
-        raise ShapeError(f"unique: expected a tensor of rank 1, got the shape {x.shape}")
+    x = of_rank("unique", x, 1)
     values, places, inverse, _ = rg.unique_all(x)
     order = rg.argsort(places)
     return rg.take(values, order), rg.take(rg.argsort(order), inverse)

@@ -79,12 +79,24 @@ add, subtract, multiply, pow, squared_difference = elementwise(
 )
 (atan2,) = elementwise(FLOATS, rg.atan2, names="y x")
 equal, not_equal = elementwise(ANY, rg.equal, rg.not_equal)
-less, less_equal, greater, greater_equal, floor_div = elementwise(
-    REALS, rg.less, rg.less_equal, rg.greater, rg.greater_equal, floor_div=rg.floor_divide
+less, less_equal, greater, greater_equal = elementwise(
+    REALS, rg.less, rg.less_equal, rg.greater, rg.greater_equal
 )
 logical_not, logical_and, logical_or, logical_xor = elementwise(
     BOOLS, rg.logical_not, rg.logical_and, rg.logical_or, rg.logical_xor
 )
+
+
+@row("tf", "FloorDiv", kinds=REALS)
+def floor_div(x, y):
+    """Return `x // y`, rounded down. An integer y must not be 0. The gradient is 0.
+
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> tf.floor_div(rg.asarray([7.0, -3.0]), rg.asarray([2.0, 2.0]))
+    Tensor([ 3., -2.], dtype=float32)
+    """
+    return rg.floor_divide(x, whole_divisor("FloorDiv", y))
 
 
 @row("tf", "FloorDiv", kinds=REALS, scope="floordiv")
@@ -180,7 +192,8 @@ def div(x: TensorLike, y: TensorLike, name: str | None = None) -> Any:
 
 
 def _truncate_divide(x: rg.Tensor, y: rg.Tensor) -> rg.Tensor:
-    """Return `x / y` rounded towards zero, like integer division in C."""
+    """Return `x / y` rounded towards zero, like integer division in C. It has no gradient."""
+    x, y = rg.stop_gradient(x), rg.stop_gradient(whole_divisor("TruncateDiv", y))
     return rg.sign(x) * rg.sign(y) * (rg.abs(x) // rg.abs(y))
 
 
@@ -231,7 +244,7 @@ def scalar_mul(scalar: TensorLike, x: TensorLike, name: str | None = None) -> An
         A tensor of x's shape and dtype.
 
     Raises:
-        ShapeError: scalar does not have rank 0.
+        ShapeError: scalar does not have rank 0, or its rank is unknown.
 
     Op type: `Mul`. Source: `tf.scalar_mul`.
 
@@ -239,7 +252,7 @@ def scalar_mul(scalar: TensorLike, x: TensorLike, name: str | None = None) -> An
     ...     print(sess.run(tf.scalar_mul(3.0, tf.constant([1.0, 2.0]))))
     [3. 6.]
     """
-    if rank_of(scalar) if is_tensor(scalar) else np.ndim(scalar):
+    if (rank_of(scalar) if is_tensor(scalar) else np.ndim(scalar)) != 0:
         raise ShapeError(f"Only scalar multiply works, got {scalar}")
     return one_op("Mul", name or "mul", rg.multiply, scalar, x, kinds=NUMBERS)
 

@@ -155,9 +155,6 @@ def greater(x: TensorLike, y: TensorLike, name: str | None = None) -> Any:
 def greater_equal(x: TensorLike, y: TensorLike, name: str | None = None) -> Any:
     """Return True where `x >= y`."""
 
-def floor_div(x: TensorLike, y: TensorLike, name: str | None = None) -> Any:
-    """Return `x // y`: the quotient, rounded down. The gradient is 0."""
-
 def logical_not(x: TensorLike, name: str | None = None) -> Any:
     """Return True where x is 0 or False."""
 
@@ -170,6 +167,7 @@ def logical_or(x: TensorLike, y: TensorLike, name: str | None = None) -> Any:
 def logical_xor(x: TensorLike, y: TensorLike, name: str | None = None) -> Any:
     """Return True where exactly one of x and y is true (not 0)."""
 
+def floor_div(x: TensorLike, y: TensorLike, name: str | None = None) -> Any: ...
 def floordiv(x: TensorLike, y: TensorLike, name: str | None = None) -> Any: ...
 def floormod(x: TensorLike, y: TensorLike, name: str | None = None) -> Any: ...
 def mod(x: TensorLike, y: TensorLike, name: str | None = None) -> Any: ...

@@ -29,7 +29,7 @@ from regrad.v1.graph.graphs import current_graph
 from regrad.v1.graph.kinds import ANY, FLOATS, INEXACT, REALS, check_kinds
 from regrad.v1.graph.rows import TENSOR, define, elementwise, listed, row, written
 from regrad.v1.graph.tensors import is_tensor
-from regrad.v1.graph.values import alike, constant_value, ensure, floats, indices_from_zero
+from regrad.v1.graph.values import alike, constant_value, ensure, floats, indices_from_zero, of_rank
 
 # -- activations ---------------------------------------------------------------------------------
 
@@ -447,7 +447,11 @@ def bessel(x: TensorLike, axes: tuple[int, ...]) -> Any:
     return one_op(None, "bessel", factor, x)
 
 
-@row("tf.nn", "LRN", rg.nn.local_response_normalization, FLOATS)
+def _normalize_locally(x: rg.Tensor, **attrs: Any) -> rg.Tensor:
+    return rg.nn.local_response_normalization(of_rank("lrn", x, 4), **attrs)
+
+
+@row("tf.nn", "LRN", _normalize_locally, FLOATS)
 def local_response_normalization(input, depth_radius=5, bias=1, alpha=1, beta=0.5):
     """Return the input divided by `(bias + alpha * sum(x ** 2)) ** beta` over nearby channels.
 
@@ -483,6 +487,8 @@ def _biased(shape: Any, biases: Any, data_format: str) -> Any:
     axis = 1 if data_format == "NCHW" else -1
     if biases is not None and len(biases) != 1:
         raise ShapeError(f"bias_add: Shape must be rank 1 but is rank {len(biases)}: {biases}")
+    if shape is not None and len(shape) < 2:
+        raise ShapeError(f"bias_add: expected a value of rank 2 or more, got the shape {shape}")
     if shape is not None and biases is not None and differ(shape[axis], biases[0]):
         raise ShapeError(f"bias_add: {biases[0]} biases for the channels of {shape}")
     return shape
@@ -522,7 +528,8 @@ def bias_add(value, bias, data_format=None):
         A tensor of the value's shape and dtype.
 
     Raises:
-        ShapeError: the bias does not have rank 1, or does not fit the channels.
+        ShapeError: the value has a rank below 2, or the bias does not have rank 1 or does not
+            fit the channels.
         GraphError: the data format is unknown.
 
     >>> with tf.Graph().as_default(), tf.Session() as sess:

@@ -24,6 +24,7 @@ from regrad.v1.graph.forms import axes_of, dtype_of, is_eager, one_op, rank_of, 
 from regrad.v1.graph.kinds import BOOLS, INEXACT, INTEGERS, NUMBERS, REALS
 from regrad.v1.graph.rows import define, listed, row
 from regrad.v1.graph.tensors import CONVERSIONS, IndexedSlices, rg_read
+from regrad.v1.graph.values import of_rank, permutation
 
 # -- reductions ------------------------------------------------------------------------------------
 
@@ -210,8 +211,8 @@ def argsort(values: Tensor, axis=-1, direction: Any = "ASCENDING", stable=False)
     return rg.argsort(values, axis=axis, descending=direction)
 
 
-@row("tf", "ArgSort", rg.argsort, INTEGERS, scope="InvertPermutation", call=_keep_dtype)
-def invert_permutation(x):
+@row("tf", "ArgSort", kinds=INTEGERS, scope="InvertPermutation", call=_keep_dtype)
+def invert_permutation(x: Tensor) -> Tensor:
     """Return the inverse permutation y, with `y[x[i]] = i`.
 
     Args:
@@ -220,10 +221,16 @@ def invert_permutation(x):
     Returns:
         A tensor of x's shape and dtype.
 
+    Raises:
+        ShapeError: x does not have rank 1, or (eager) is not a permutation. In the run the error
+            is an InvalidArgumentError.
+
     >>> with tf.Graph().as_default(), tf.Session() as sess:
     ...     print(sess.run(tf.invert_permutation([2, 0, 1])))
     [1 2 0]
     """
+    what = "invert_permutation"
+    return rg.argsort(permutation(what, of_rank(what, x, 1)))
 
 
 # -- segments --------------------------------------------------------------------------------------
@@ -243,9 +250,24 @@ def unsorted_segment_sum(data, segment_ids, num_segments):
     """
 
 
-@row("tf.math", None, kinds=NUMBERS, scope="UnsortedSegmentMean", same=False, deferred=True)
+def _segment_means(
+    op_type: None, name: str, function: Callable[..., Any], data: TensorLike, ids: TensorLike,
+    **options: Any,
+) -> Any:  # fmt: skip
+    """Call `one_op`. Integers become float64."""
+    data = tensor(data, like=ids)
+    data = to_double(data) if dtype_of(data).kind in "iu" else data
+    return one_op(op_type, name, function, data, ids, **options)
+
+
+@row(
+    "tf.math", None, kinds=NUMBERS, scope="UnsortedSegmentMean", call=_segment_means, same=False,
+    deferred=True,
+)  # fmt: skip
 def unsorted_segment_mean(data: Tensor, segment_ids: Tensor, num_segments: Any) -> Tensor:
     """Return the means of the slices of `data` with the same id, or 0 for unused ids.
+
+    The means of integers are float64.
 
     >>> import regrad as rg
     >>> import regrad.v1 as tf
@@ -265,6 +287,9 @@ def _sum_all_segments(
 ) -> Any:
     with scope(name, data, segment_ids) as whole:
         ids = tensor(segment_ids, name="segment_ids", like=data)
+        data = tensor(data, like=ids)
+        if function is unsorted_segment_mean and dtype_of(data).kind in "iu":
+            return cast(function(data, ids, _segments(ids)), dtype_of(data), name=whole)
         return function(data, ids, _segments(ids), name=whole)
 
 
@@ -284,6 +309,8 @@ def segment_sum(data, segment_ids):
 @row("tf", None, unsorted_segment_mean, scope="SegmentMean", call=_sum_all_segments)
 def segment_mean(data, segment_ids):
     """Return the means of the slices of `data` with the same id; see `segment_sum`.
+
+    The means of integers are integers, rounded towards zero.
 
     >>> import regrad as rg
     >>> import regrad.v1 as tf

@@ -19,6 +19,7 @@ from regrad.v1.graph.graphs import add_op, control_dependencies, current_graph
 from regrad.v1.graph.regions import Control, Step, control_node, inside, new_graph, spec_of
 from regrad.v1.graph.static_shapes import TensorShape
 from regrad.v1.graph.tensors import Operation, Tensor, face, operation
+from regrad.v1.graph.values import at_most_one
 
 __all__ = ["case", "cond", "group", "no_op", "while_loop"]
 
@@ -219,7 +220,7 @@ def case(
     Args:
         pred_fn_pairs: Pairs of a bool tensor of rank 0 and a function, or a dict of them.
         default: The function to use if no predicate is true. By default the last pair's function.
-        exclusive: Without effect: several true predicates are not an error.
+        exclusive: Whether the run raises if several predicates are true.
         strict: Return a list of one tensor as a list.
         name: The name of the ops in the graph.
 
@@ -229,6 +230,7 @@ def case(
     Raises:
         GraphError: there are no pairs, or the functions differ in structure or dtypes.
         ArgumentError: a predicate is not a bool tensor, or a function is not callable.
+        InvalidArgumentError: in the run, several predicates are true, and `exclusive` is true.
 
     A composition of `tf.cond`. Source: `tf.case`.
 
@@ -242,10 +244,19 @@ def case(
     pairs = list(pred_fn_pairs.items() if isinstance(pred_fn_pairs, dict) else pred_fn_pairs)
     if not pairs:
         raise GraphError("case: expected at least one pair of a predicate and a function, got none")
+    if exclusive and len(pairs) > 1:
+        preds, functions = zip(*pairs, strict=True)
+        pairs = list(zip(one_op(None, name, _exclusive, *preds), functions, strict=True))
     chosen: Any = pairs.pop()[1] if default is None else default
     for pred, function in reversed(pairs):
         chosen = partial(cond, pred, function, chosen, strict, name)
     return chosen()
+
+
+def _exclusive(*preds: rg.Tensor) -> tuple[rg.Tensor, ...]:
+    """Return the predicates, checked in the run: at most one of them is true."""
+    checked = at_most_one("case", rg.stack(preds))
+    return tuple([checked[i] for i in range(len(preds))])
 
 
 # -- loops ---------------------------------------------------------------------------------------
@@ -306,8 +317,8 @@ def while_loop(
     if not back_prop:
         found[0]._symbol.node.rule = NO_RULE
     answer = again(found)
-    single = isinstance(answer, list | tuple) and len(answer) == 1 and not return_same_structure
-    return answer[0] if single else answer
+    answer = answer if isinstance(answer, list | tuple) else [answer]
+    return answer[0] if len(answer) == 1 and not return_same_structure else answer
 
 
 def loop_node(

@@ -151,7 +151,7 @@ def convert_to_tensor(
         if found._symbol.node.op.type == "VariableV2":
             found = face(found._read())
         if wanted is not None and found.dtype.base_dtype != wanted:
-            raise DTypeError(
+            raise ConversionError(
                 f"Tensor conversion requested dtype {wanted.name} for Tensor with dtype "
                 f"{found.dtype.name}: {found}. Use tf.cast."
             )
@@ -178,6 +178,10 @@ def _holds_tensors(values: Sequence[TensorLike]) -> bool:
 # -- building ops --------------------------------------------------------------------------------
 
 
+class ConversionError(DTypeError, ValueError):
+    """A tensor has another dtype than requested: TensorFlow raises a ValueError or a TypeError."""
+
+
 def same_dtype(name: str, *values: TensorLike) -> list[Any]:
     """Return the values as tensors of one dtype, which is the dtype of the first tensor.
 
@@ -195,7 +199,7 @@ def same_dtype(name: str, *values: TensorLike) -> list[Any]:
         except DTypeError as error:
             if wanted is None:
                 raise
-            raise DTypeError(
+            raise ConversionError(
                 f"Input {i} of {name!r} has another dtype than {wanted.name}, which the others "
                 f"have: {error}"
             ) from None

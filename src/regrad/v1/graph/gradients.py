@@ -176,6 +176,10 @@ def build_gradients(
     """Return the result of `gradients`. See `pull_in_graph` for `seen`."""
     targets = [_target(y) for y in _listed(ys)]
     sources = [_source(x) for x in _listed(xs)]
+    graphs = {x.node.graph: x for x in (*sources, *[y._data for y in targets])}
+    if len(graphs) > 1:
+        shown = " and ".join(str(face(tensor_of(x))) for x in graphs.values())
+        raise GraphError(f"ys and xs must be from the same graph: {shown}")
     weights = [None] * len(targets) if grad_ys is None else _listed(grad_ys)
     if len(weights) != len(targets):
         raise GraphError(
@@ -234,11 +238,10 @@ def _seed(y: rg.Tensor, dy: TensorLike, index: int) -> rg.Tensor:
             )
         return OPS["OnesLike"].function(y)
     dy = convert_to_tensor(dy, None, f"grad_ys_{index}", preferred_dtype=dtypes.of(y._data.dtype))
-    kind = dy._symbol.dtype.kind
-    if kind not in ("iuf" if y._data.dtype.kind != "c" else "c"):
+    wanted, got = y._data.dtype, dy._symbol.dtype
+    if got != wanted if is_inexact(wanted) else got.kind not in "iuf":
         raise DTypeError(
-            f"Gradient type {dy.dtype.name} generated for {y._data.dtype} tensor {face(y)} must be "
-            f"{'complex' if y._data.dtype.kind == 'c' else 'real or integer'}"
+            f"grad_ys[{index}] has the dtype {dy.dtype.name}, expected the dtype of {face(y)}"
         )
     if dy.shape.ndims == 0 and dims.same((), y._data.shape) is not True:
         return OPS["BroadcastTo"].function(dy._read(), y._data.shape)

@@ -23,11 +23,19 @@ __all__ = ["Assert", "Print", "numpy_function", "py_func"]
 DTypes = dtypes.DTypeLike | list[dtypes.DTypeLike] | tuple[dtypes.DTypeLike, ...]
 
 
+# TensorFlow's errors for the errors of a Python function. Others are an UnknownError.
+FAILURES: dict[type[Exception], type[errors.OpError]] = {
+    ValueError: errors.InvalidArgumentError, TypeError: errors.InvalidArgumentError,
+    StopIteration: errors.OutOfRangeError, NotImplementedError: errors.UnimplementedError,
+}  # fmt: skip
+
+
 def _call_python(xp: Any, xs: Sequence[Any], func: Callable[..., Any], Tout: Any) -> Any:
     try:
         answer = func(*[np.array(x) for x in xs])  # func may write to its arrays
     except Exception as error:
-        raise errors.UnknownError(f"{type(error).__name__}: {error}") from error
+        kinds = [failure for kind, failure in FAILURES.items() if isinstance(error, kind)]
+        raise [*kinds, errors.UnknownError][0](f"{type(error).__name__}: {error}") from error
     values = list(answer) if isinstance(answer, list | tuple) else [answer]
     if len(values) != len(Tout) and not (answer is None and not Tout):
         raise errors.InvalidArgumentError(
@@ -75,8 +83,11 @@ def py_func(
 
     Raises:
         DTypeError: an input cannot become a tensor.
-        UnknownError: in the run, func raised.
-        InvalidArgumentError: in the run, func returned another dtype or number of results.
+        InvalidArgumentError: in the run, func raised a ValueError or a TypeError, or returned
+            another dtype or number of results.
+        OutOfRangeError: in the run, func raised StopIteration.
+        UnimplementedError: in the run, func raised NotImplementedError.
+        UnknownError: in the run, func raised another error.
 
     Op type: `PyFunc`. Source: `tf.py_func`.
 

@@ -410,7 +410,7 @@ def node_of(x: TensorLike) -> Node:
 
 
 @dataclass(eq=False, repr=False)
-class IndexedSlices:
+class IndexedSlices(TensorView):
     """Rows of a tensor: `values[i]` is added to row `indices[i]`. A rule may return IndexedSlices.
 
     regrad's gradients are dense. IndexedSlices become a dense tensor where they are used.
@@ -432,6 +432,9 @@ class IndexedSlices:
     values: TensorLike
     indices: TensorLike
     dense_shape: TensorLike = None
+
+    def _read(self) -> rg.Tensor:
+        return CONVERSIONS[IndexedSlices](self, None, None)._read()
 
 
 class AllAxes(NamedTuple):

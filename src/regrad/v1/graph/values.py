@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -55,6 +56,69 @@ def ensure(what: str, x: Tensor, shape: dims.Shape) -> Tensor:
         return x
     known = None if isinstance(shape, dims.UnknownRank) else shape
     return defer(ENSURE_SHAPE, (x,), {"shape": shape}, specs=[Spec(known, x.dtype)])
+
+
+def _check_rank(xp: Any, x: Any, what: str, rank: int) -> Any:
+    if x.ndim != rank:
+        raise ShapeError(f"{what}: expected a tensor of rank {rank}, got {x.shape}")
+    return x
+
+
+RANKED = graph_op("_Ranked", _check_rank, "x", "what rank", name="Ranked", rule=None)
+
+
+def of_rank(what: str, x: Any, rank: int) -> Any:
+    """Return a tensor. If its rank is unknown, it is checked in the run."""
+    if not is_symbolic(x) or not isinstance(x._data.shape, dims.UnknownRank):
+        return _check_rank(None, x, what, rank)
+    shape = tuple([dims.size_of(x._data, i) for i in range(rank)])
+    return defer(RANKED, (x,), {"what": what, "rank": rank}, specs=[Spec(shape, x.dtype)])
+
+
+def _check_mirrored(xp: Any, x: Any, paddings: Any, edge: int) -> Any:
+    for n, pair in zip(x.shape, paddings, strict=True):
+        if max(pair) > n - edge:
+            raise ShapeError(f"pad: the paddings {pair} of an axis of size {n} exceed {n - edge}")
+    return x
+
+
+MIRRORED = graph_op("_Mirrored", _check_mirrored, "x", "paddings edge", name="Mirrored", rule=None)
+
+
+def mirrored(x: Any, paddings: Any, mode: str) -> Any:
+    """Return a tensor, checked to be as large as the mirrored elements that `pad` adds."""
+    attrs = {"paddings": paddings, "edge": int(mode == "reflect")}
+    if is_symbolic(x) and not dims.is_known((*x._data.shape, *chain(*paddings))):
+        return defer(MIRRORED, (x,), attrs, specs=[x._data.spec])
+    return _check_mirrored(None, x, **attrs)
+
+
+def _check_whole(type: str, is_wrong: Callable[[Any], Any], why: str) -> Callable[..., Any]:
+    """Return a function that returns a tensor, or raises if its value is wrong."""
+
+    def kernel(xp: Any, x: Any, what: str) -> Any:
+        if is_wrong(x):
+            raise ShapeError(f"{what}: {why}, got {x}")
+        return x
+
+    op = graph_op(type, kernel, "x", "what", name=type.lstrip("_"))
+
+    def check(what: str, x: Any) -> Any:
+        if is_symbolic(x):
+            return defer(op, (x,), {"what": what}, specs=[x._data.spec])
+        kernel(np, x.numpy(), what)
+        return x
+
+    return check
+
+
+permutation = _check_whole(
+    "_Permutation", lambda x: (np.sort(x) != np.arange(x.size)).any(),
+    "expected the numbers from 0 on, in any order",
+)  # fmt: skip
+at_most_one = _check_whole(
+    "_Exclusive", lambda x: x.sum() > 1, "exclusive=True, but several predicates are true"
+)
 
 
 def _check(

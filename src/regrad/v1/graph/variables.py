@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
 from copy import copy
 from functools import partial
 from typing import Any
@@ -166,9 +167,16 @@ class Variable(InGraph, Readable):
         self.use_resource: bool = bool(use_resource)  # reads and writes do not depend on it
         self._validate = validate_shape
         with graph.name_scope(name or "Variable") as scope:
-            value = initial_value() if callable(initial_value) else initial_value
-            self.initial_value: Tensor = convert_to_tensor(value, dtype, name="initial_value")
+            called = callable(initial_value)
+            with graph.name_scope("Initializer") if called else nullcontext():
+                value = initial_value() if called else initial_value
+                self.initial_value: Tensor = convert_to_tensor(value, dtype, name="initial_value")
             symbol = self.initial_value._symbol
+            if validate_shape and not is_known(symbol.shape):
+                raise GraphError(
+                    f"initial_value must have a known shape, got {self.initial_value}. Or pass "
+                    "validate_shape=False."
+                )
             spec = symbol.spec if validate_shape else Spec(None, symbol.dtype)
             with graph.naming("VariableV2", scope):
                 attrs = {"dtype": symbol.dtype, "shape": symbol.shape}

@@ -181,8 +181,8 @@ def _deferred(trace: TraceRun, node: Node, values: Values, attrs: dict[str, Any]
 Form = Callable[[TraceRun, Node, Values, dict[str, Any]], Values | None]
 TRACED: dict[str, Form] = {
     "PyFunc": _python, "PyFuncStateless": _python, "Print": _print, "Assert": _assert,
-    "_Indices": _value_check, "_Divisor": _value_check, "_Deferred": _deferred,
-    "Parameter": _reference,
+    "_Indices": _value_check, "_Divisor": _value_check, "_Permutation": _value_check,
+    "_Exclusive": _value_check, "_Deferred": _deferred, "Parameter": _reference,
 }  # fmt: skip
 
 

@@ -31,8 +31,13 @@ ZEROS, ONES = initializers.Zeros(), initializers.Ones()
 # -- helpers of all layers -----------------------------------------------------------------------
 
 
-def _size(x: Tensor, axis: int, layer: str) -> int:
-    """Return a size that determines the shape of a variable. Raises if it is unknown."""
+def _size(x: Tensor, axis: int, layer: str, least: int = 1, most: int = 99) -> int:
+    """Return a size that determines the shape of a variable. Raises if it is unknown.
+
+    `least` and `most` are the ranks that the layer takes.
+    """
+    if x.shape.ndims is not None and not least <= x.shape.ndims <= most:
+        raise ShapeError(f"{layer}: expected inputs of rank {least}, got {x}")
     size = x.shape[axis].value
     if size is None:
         which = "The last dimension" if axis == -1 else f"Dimension {axis}"
@@ -125,6 +130,7 @@ def dense(inputs: Any, units: int) -> Any:
     Raises:
         GraphError: the last size is not known, or the variables exist and `reuse` is not set, or
             they have other shapes. The error is a ValueError.
+        ShapeError: the inputs have a rank below 2.
         DTypeError: an argument cannot become a tensor, or the inputs are not floats.
 
     >>> with tf.Graph().as_default():
@@ -133,7 +139,7 @@ def dense(inputs: Any, units: int) -> Any:
     Tensor("dense/Relu:0", shape=(?, 2), dtype=float32) ['dense/kernel:0', 'dense/bias:0']
     """
     linear = partial(build, "MatMul", None, rg.matmul)
-    return [_size(inputs, -1, "dense"), units], units, None, linear
+    return [_size(inputs, -1, "dense", least=2), units], units, None, linear
 
 
 def _conv_layer(layer_name: str, n: int) -> Callable[..., Tensor]:
@@ -161,6 +167,7 @@ def _conv_layer(layer_name: str, n: int) -> Callable[..., Tensor]:
             A tensor of the inputs' dtype.
 
         Raises:
+            ShapeError: the inputs do not have rank {n} + 2.
             GraphError: the number of channels is not known, the data format is unknown, or the
                 variables exist and `reuse` is not set.
 
@@ -173,7 +180,8 @@ def _conv_layer(layer_name: str, n: int) -> Callable[..., Tensor]:
             x, weights, padding.upper(), strides, dilation_rate, None, layout
         )
         window = _repeat(kernel_size, n, "kernel_size")
-        return [*window, _size(inputs, axis, layer_name), filters], filters, layout, linear
+        channels = _size(inputs, axis, layer_name, n + 2, n + 2)
+        return [*window, channels, filters], filters, layout, linear
 
     return _weighted_layer(
         fill_in(conv, layer_name, n=n, shape=[2, *[6] * n, 3], result=(2, *[6] * n, 8))
@@ -208,6 +216,7 @@ def conv2d_transpose(
     Raises:
         GraphError: the number of channels is not known, an option is unknown, or the variables
             exist and `reuse` is not set. The error is a ValueError.
+        ShapeError: the inputs do not have rank 4.
         DTypeError: an argument cannot become a tensor, or the inputs are not floats.
 
     >>> with tf.Graph().as_default():
@@ -217,7 +226,7 @@ def conv2d_transpose(
     """
     layout, axis = _layout(data_format, 2)
     window, steps = _repeat(kernel_size, 2, "kernel_size"), _repeat(strides, 2, "strides")
-    channels, shape = _size(inputs, axis, "conv2d_transpose"), list(inputs._symbol.shape)
+    channels, shape = _size(inputs, axis, "conv2d_transpose", 4, 4), list(inputs._symbol.shape)
     shape[axis] = filters
     for i, size, step in zip((2, 3) if axis == 1 else (1, 2), window, steps, strict=True):
         shape[i] = shape[i] * step + (max(size - step, 0) if padding.lower() == "valid" else 0)
