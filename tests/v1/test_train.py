@@ -358,10 +358,35 @@ def test_a_variable_of_optimizers_that_is_no_slot():
 
 def test_a_slot_of_a_variable_whose_size_is_not_known(session):
     value = tf.placeholder_with_default(np.float32([1.0, np.inf]), [None])
-    w = tf.Variable(value)
+    w = tf.Variable(value, validate_shape=False)
     step = train.AdagradOptimizer(2.0, 7.0).minimize(3.0 * w)  # 7 and the square of 3 are 16
+    average = train.ExponentialMovingAverage(0.75)
+    update = average.apply([w])
     initialized(session).run(step)
-    np.testing.assert_allclose(session.run(w), [1 - 2 * 3 / 16**0.5, np.inf])
+    moved = 1 - 2 * 3 / 16**0.5
+    np.testing.assert_allclose(session.run(w), [moved, np.inf])
+    session.run(update)
+    np.testing.assert_allclose(session.run(average.average(w))[0], 0.75 + 0.25 * moved)
+
+
+@pytest.mark.parametrize("jit", [False, True])
+def test_variables_of_any_shape_train_like_others(graph, jit):
+    begin = np.float32([1.0, 2.0])
+    u = tf.Variable(tf.placeholder_with_default(begin, None), validate_shape=False)
+    v = tf.Variable(begin)
+    with tf.Session(jit=jit) as session:
+        steps = [
+            make().minimize(tf.reduce_sum(w**3), var_list=[w])
+            for make in (train.AdamOptimizer, lambda: train.MomentumOptimizer(0.1, 0.9))
+            for w in (u, v)
+        ]
+        second = tf.gradients(tf.gradients(u**3, u), u)
+        initialized(session)
+        for _ in range(3):
+            session.run(steps)
+        assert session.run(u).tolist() == session.run(v).tolist() != begin.tolist()
+        session.run(tf.assign(u, [[1.0], [2.0]], validate_shape=False))
+        np.testing.assert_allclose(session.run(second), [[[6.0], [12.0]]], rtol=1e-6)
 
 
 def test_the_gradient_of_the_loss_may_be_passed(session):

@@ -186,6 +186,8 @@ class Variable(InGraph, Readable):
             self._variable.op.variable = self
             self.initializer: Operation = self._write(ASSIGN, self.initial_value).op
             self._snapshot = self._new_read(self._variable)
+            if not validate_shape:  # a run finds the shape by the value, which the op itself lacks
+                self._symbol.shape.source = self._snapshot._symbol
         self._controls = graph.controls
         self._ruled: dict[Any, Tensor] = {}  # copies of `_variable` for scopes, by rule
         self._reads = {self._variable: self._snapshot}

@@ -201,7 +201,8 @@ class Optimizer:
         """Return the slot of a variable. A new slot starts at this value."""
         slots = self._slots.setdefault(slot_name, {})
         if var not in slots:
-            slots[var] = _make_state(val, f"{var.op.name}/{op_name}")
+            known = var.shape.is_fully_defined()
+            slots[var] = _make_state(val, f"{var.op.name}/{op_name}", validate_shape=known)
         return slots[var]
 
     def _zeros_slot(
@@ -235,11 +236,13 @@ class Optimizer:
         return param() if callable(param) else param
 
 
-def _make_state(value: TensorLike | Callable[[], Tensor], name: str) -> Variable:
+def _make_state(
+    value: TensorLike | Callable[[], Tensor], name: str, validate_shape: bool = True
+) -> Variable:
     """Make a variable of an optimizer, with a full name that ignores open name scopes."""
     graph = get_default_graph()
     with graph.name_scope(None), graph.control_dependencies(None):
-        return Variable(value, trainable=False, name=name)
+        return Variable(value, trainable=False, validate_shape=validate_shape, name=name)
 
 
 def _check_floats(tensors: Iterable[Any]) -> None:

@@ -431,7 +431,9 @@ class ExponentialMovingAverage:
             raise GraphError(f"the shape of {x} must be known for its moving average")
         with graph.name_scope(None), graph.control_dependencies(None):
             begin = v.initialized_value() if owned else creation.zeros(x.shape, x.dtype)
-            return Variable(begin, trainable=False, name=self.average_name(v))
+            known = convert_to_tensor(v).shape.is_fully_defined()
+            name = self.average_name(v)
+            return Variable(begin, trainable=False, validate_shape=known, name=name)
 
     def _update(self, v: Any) -> Tensor:
         average: Any = self._averages[v]

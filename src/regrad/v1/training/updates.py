@@ -12,7 +12,6 @@ from regrad.core import dims
 from regrad.core.registry import Op
 from regrad.graph.graph import NO_RULE, Node
 from regrad.graph.plan import PlanRun
-from regrad.shapes.infer import Spec
 from regrad.v1.errors import InvalidArgumentError
 from regrad.v1.graph.graphs import add_op
 from regrad.v1.graph.tensors import Tensor, face
@@ -108,4 +107,4 @@ def add_update(
     xs = [*[v._ref()._tensor for v in states], *[x._read() for x in values]]
     ref = states[0]._ref()._symbol
     attrs = {"keys": tuple([v._key for v in states]), **options}
-    return face(add_op(op, None, xs, attrs, [Spec(ref.shape, ref.dtype)], NO_RULE))
+    return face(add_op(op, None, xs, attrs, [ref.spec], NO_RULE))
