@@ -341,6 +341,7 @@ ERRORS = [
     *[(e, TypeError, ".") for e in DTYPE_ERRORS],
     *[(e, ValueError, words) for e, words in REFUSED.items()],
     *[(e, TypeError, words) for e, words in CALL_ERRORS.items()],
+    ("tf.slice(x, [0, 1], [1, 5])", IndexError, "the block from .0, 1. of size .1, 5. exceeds"),
 ]
 
 

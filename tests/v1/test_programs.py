@@ -274,8 +274,9 @@ def test_summaries_write_nothing_and_say_so_once(clean, graph, tmp_path):
     with tf.Session() as session:
         assert session.run([merged, tf.constant(2.0)]) == [b"", 2.0]
     assert writer.get_logdir() == tmp_path / "logs"
-    writer.add_summary(b"", 1)
-    writer.close()
+    with writer as same:
+        assert same is writer
+        writer.add_summary(b"", 1)
     assert os.listdir(tmp_path) == []
     assert [len(graph.get_collection(key)) for key in ("summaries", "mine")] == [1, 1]
 
