@@ -158,8 +158,6 @@ def as_dtype(value: DTypeLike) -> DType:
         return value
     if value is str or value is bytes or value == "string":
         return string
-    if value is None:  # (NumPy takes None for float64)
-        raise TypeError("None is not a dtype")
     if value is float or (isinstance(value, str) and value == "float"):
         return float32
     if value is None or (isinstance(value, str) and value == "int"):  # (NumPy takes them)
