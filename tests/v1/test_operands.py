@@ -298,8 +298,8 @@ REFUSED = {  # words of the ValueError that tells so when the graph is built
     "tf.train.exponential_decay(0.1, None, 10, 0.5)": "global_step is required",
     "tf.train.piecewise_constant(0, [1, 2], [1.0, 2.0])": "1 less",
     "tf.convert_to_tensor(tf.IndexedSlices(x, [0]))": "dense_shape",
-    "tf.unique(x)": r"unique: expected a tensor of rank 1, got \(\?, 3\)",
-    "tf.slice(x, [0, 0, 0], [1, 1, 1])": "slice: expected a tensor of rank 3",
+    "tf.unique(x)": "unique: expected a tensor of rank 1, got the shape (.*3.)",
+    "tf.slice(x, [0, 0, 0], [1, 1, 1])": "one entry per axis",
     "tf.argmax([1.0], 0, dimension=0)": "Cannot specify both 'axis' and 'dimension'",
     **dict.fromkeys([
         "x + tf.ones([4])", "tf.matmul(x, tf.ones([2, 4]))", "tf.matmul(x, tf.ones([3]))",

@@ -95,9 +95,11 @@ def slice(input_: Tensor, begin: Any, size: Any) -> Any:
     >>> tf.slice(rg.asarray([1, 2, 3]), begin=[1], size=[-1])
     Tensor([2, 3], dtype=int64)
     """
+    if len(begin) != len(size) or forms.rank_of(input_) not in (None, len(begin)):
+        raise ShapeError(
+            f"slice: expected one entry per axis of {input_}, got begin={begin} and size={size}"
+        )
     input_ = of_rank("slice", input_, len(begin))
-    if len(begin) != len(size):
-        raise ShapeError(f"slice: begin is {begin}, and size has another length: {size}")
     shape = input_.shape
     if is_known((*shape, *begin, *size)):
         return rg.slice(input_, begin, size)

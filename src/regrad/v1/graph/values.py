@@ -60,7 +60,7 @@ def ensure(what: str, x: Tensor, shape: dims.Shape) -> Tensor:
 
 def _check_rank(xp: Any, x: Any, what: str, rank: int) -> Any:
     if x.ndim != rank:
-        raise ShapeError(f"{what}: expected a tensor of rank {rank}, got {x.shape}")
+        raise ShapeError(f"{what}: expected a tensor of rank {rank}, got the shape {x.shape}")
     return x
 
 
