@@ -54,6 +54,12 @@ def test_what_is_not_covered_says_what_to_call(name):
         found(".".join(["tf", *space]), last + ("x" if last[-1:] in ("_", "") else ""))
 
 
+@pytest.mark.parametrize("name", sorted(INSTEAD.keys() - {"contrib."}))
+def test_the_documentation_says_the_same(name):
+    written = f"`tf.{name}`" if name[-1] not in "_." else f"`tf.{name}…`"
+    assert re.search(rf"^\| .*{re.escape(written)}.* \| {re.escape(INSTEAD[name])} \|$", PAGE, re.M)
+
+
 @pytest.mark.parametrize(("space", "name", "near"), [
     ("tf", "reduce_summ", "reduce_sum"), ("tf.nn", "relu7", "relu"), ("tf.math", "sqr", "sqrt"),
 ])  # fmt: skip

@@ -11,20 +11,30 @@ from regrad.errors import near
 
 # Replacement -> names under `tf.`. A name that ends in `_` or `.` is a prefix.
 _REPLACED = {
-    "Python's open and os.path": "gfile read_file write_file",
+    "Python's open and os.path": "gfile read_file write_file python_io",
     "a Python loop that feeds batches by feed_dict": "data FIFOQueue RandomShuffleQueue "
     "train.batch train.shuffle_batch train.start_queue_runners train.string_input_producer "
     "train.Coordinator",
     "Python (NumPy, PIL, csv, ...), before feeding": "decode_ parse_ train.Feature train.Example "
     "image.decode_ image.random_ image.adjust_",
     "Python and NumPy, on results of session.run": "edit_distance histogram_fixed_width metrics.",
-    "NumPy's or SciPy's function, through tf.py_func": "unique_with_counts spectral.dct signal.dct",
+    "NumPy's or SciPy's function, through tf.py_func": "unique_with_counts random_gamma "
+    "random_poisson lbeta igamma betainc spectral.dct signal.dct",
     "tf.layers, tf.train and a loop over session.run(train_op, feed_dict)": "keras estimator "
     "train.SessionRunHook",
     "tf.Session and tf.train.Saver": "train.MonitoredTrainingSession train.MonitoredSession "
     "train.Supervisor train.Scaffold",
-    "the code that made the graph, and tf.train.Saver": "import_graph_def train.import_meta_graph "
-    "saved_model",
+    "the code that made the graph, and tf.train.Saver": "GraphDef import_graph_def graph_util "
+    "train.import_meta_graph train.export_meta_graph train.write_graph saved_model",
+    "the function of the same purpose in tf.summary": "scalar_summary image_summary "
+    "histogram_summary audio_summary merge_summary merge_all_summaries train.SummaryWriter",
+    "Python's strings, before feeding": "strings string_ as_string substr",
+    "tf.matmul": "batch_matmul",
+    "tf.where": "select",
+    "tf.abs": "complex_abs",
+    "tf.check_numerics": "verify_tensor_all_finite",
+    "tf.is_variable_initialized": "report_uninitialized_variables assert_variables_initialized",
+    "tf.__version__": "VERSION",
     "one process, with its own optimizer": "distribute train.ClusterSpec train.Server "
     "train.SyncReplicasOptimizer",
     "tf.one_hot and tf.gather": "feature_column",
@@ -40,8 +50,8 @@ _REPLACED = {
     "pytest and numpy.testing": "test",
     "@regrad.op, which makes an op from a Python kernel": "load_op_library",
     "tf.reduce_sum(tf.one_hot(x, n), 0)": "bincount",
-    "the float op, and tf.round with an override of the op type Round": "quantize fake_quant_ "
-    "nn.quantized_",
+    "the float op, and tf.round with an override of the op type Round": "quantization "
+    "quantize fake_quant_ nn.quantized_",
     "tf.boolean_mask and tf.scatter_nd": "dynamic_partition dynamic_stitch",
     "tf.assign(v, ...) with a new value from tf.scatter_nd": "scatter_",
     "PyTorch's function or your own, through tf.py_func with a gradient": "nn.ctc_",
@@ -67,7 +77,7 @@ def refuse_in(module: ModuleType) -> None:
             use for key, use in INSTEAD.items()
             if lacks == key or (key[-1] in "_." and lacks.startswith(key))
         ]  # fmt: skip
-        known = [n for n in vars(module) if not n.startswith("_")]
+        known = [n for n in vars(module) if not n.startswith("_") and n != "annotations"]
         hint = f" Use instead: {uses[0]}." if uses else near(name, known)
         hint = hint or " docs/tf1.md lists the covered names."
         raise unknown(f"{full} is not covered by regrad.v1.{hint}", label)
