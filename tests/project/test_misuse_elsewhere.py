@@ -255,7 +255,7 @@ MISUSES[run, e.ArgumentError] = [
     ("at('layers.0')|takes paths from model=model", lambda: in_a_model("layers.0")),
     ("apply_gradients(zip(gradients, variables))",
      lambda: rg.train.Optimizer(optax.sgd(0.1)).apply_gradients([rg.Variable(x, name="w")], [x])),
-    ("must be a string|@tf.RegisterGradient('Name')", lambda: tf.RegisterGradient(squares)),
+    ("needs a name (a string)|@RegisterGradient('Name')", lambda: tf.RegisterGradient(squares)),
     ("for 'Sign' expected|lambda dy, x: dy", lambda: in_torch({"Sign": torch.autograd.Function})),
     ("such as torch.relu|that it calls|'Relu'", lambda: in_torch({torch.nn.ReLU: "Identity"})),
     ("got the function sign|Did you mean 'Sign'?", lambda: in_torch({rg.sign: "Identity"})),
