@@ -172,11 +172,6 @@ class Variable(InGraph, Readable):
                 value = initial_value() if called else initial_value
                 self.initial_value: Tensor = convert_to_tensor(value, dtype, name="initial_value")
             symbol = self.initial_value._symbol
-            if validate_shape and not is_known(symbol.shape):
-                raise GraphError(
-                    f"initial_value must have a known shape, got {self.initial_value}. Or pass "
-                    "validate_shape=False."
-                )
             spec = symbol.spec if validate_shape else Spec(None, symbol.dtype)
             with graph.naming("VariableV2", scope):
                 attrs = {"dtype": symbol.dtype, "shape": symbol.shape}
