@@ -308,9 +308,10 @@ def one_hot(indices, depth, on_value=None, off_value=None, axis=None, dtype=None
      [1. 0. 0.]]
     """
     on, off = 1 if on_value is None else on_value, 0 if off_value is None else off_value
-    given = [_dtype_of(v) for v in (on_value, off_value) if v is not None]
+    values = [v for v in (on_value, off_value) if v is not None and dtype is None]
+    given = [_dtype_of(v) for v in values]
     out_dtype = _dtype(dtype) or [*given, np.dtype(np.float32)][0]
-    if dtype is None and len(set(given)) > 1:
+    if len(set(given)) > 1:
         raise DTypeError(f"one_hot: on_value and off_value have different dtypes: {given}")
     attrs = {"depth": as_sizes(depth), "axis": -1 if axis is None else axis}
     if not is_tensor(on) and not is_tensor(off):

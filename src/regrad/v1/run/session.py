@@ -11,7 +11,7 @@ from typing import Any, Self
 import numpy as np
 
 import regrad as rg
-from regrad.core import dims
+from regrad.core import dims, numbers
 from regrad.core.blocks import Block, block, stay
 from regrad.core.interrupts import Deferred
 from regrad.core.tensor import Readable, TensorLike, read_only
@@ -384,7 +384,9 @@ def _as_fed(symbol: Symbol, value: TensorLike) -> np.ndarray:
         raise ArgumentError(f"feed_dict: {symbol.name} is fed with None, expected a value")
     try:
         return np.asarray(value, dtype=symbol.dtype)
-    except (OverflowError, TypeError, ValueError) as error:
+    except OverflowError:
+        return numbers.under(value, symbol.dtype)  # its error names the number
+    except (TypeError, ValueError) as error:
         raise refusal(error, f"{symbol.name} is fed as {symbol.dtype}", {}) from None
 
 
