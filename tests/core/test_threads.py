@@ -315,7 +315,7 @@ def test_another_thread_adds_an_op_in_between(monkeypatch):
         y = add(self, *args, **options)
         if args[0].type == "Mul":
             monkeypatch.setattr(OpGraph, "add", add)
-            in_thread(lambda: w._new_read("late", self))
+            in_thread(lambda: w._new_read(w._ref(), self))
         return y
 
     with tf.Graph().as_default(), tf.Session() as session:

@@ -221,7 +221,7 @@ def _without_gradient(found: list[Tensor], back_prop: bool) -> list[Tensor]:
     return found
 
 
-over = containers.tree_map
+over: Callable[..., Any] = containers.tree_map
 
 
 def leaves_of(value: Any) -> list[Any]:

@@ -24,6 +24,7 @@ from regrad.core.tape import rule_in_force
 from regrad.core.tensor import TensorLike
 from regrad.errors import ArgumentError, GraphError, UnknownOpError, UnusedOverrideWarning, near
 from regrad.graph.graph import INNERMOST, Node
+from regrad.inspection.drawings import Drawing
 from regrad.shapes.infer import Spec
 from regrad.v1.graph import draw
 from regrad.v1.graph.tensors import Operation, Tensor, face, node_of, operation
@@ -174,7 +175,8 @@ class Graph(engine.OpGraph):
 
     # -- seeing it -------------------------------------------------------------------------------
 
-    summary, draw = draw.summary, draw.draw
+    summary: Callable[..., str] = draw.summary
+    draw: Callable[..., Drawing] = draw.draw
 
     def to_dot(self, of: TensorLike = None) -> str:
         """Return the picture's source in Graphviz's language, with all scopes open."""

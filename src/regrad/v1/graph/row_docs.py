@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import inspect
 import re
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -92,6 +93,8 @@ def fill_in(made: Any, name: str, **shown: Any) -> Any:
 
 def borrow(function: Callable[..., Any], path: str, names: Sequence[str]) -> str:
     """Return the first line and the example of regrad's function, for a row with other names."""
+    if sys.flags.optimize > 1:  # Python has removed the docstrings
+        return ""
     first, _, rest = inspect.cleandoc(function.__doc__ or "").partition("\n")
     for own, name in zip(inspect.signature(function).parameters, names, strict=True):
         first = re.sub(rf"\b{own}\b", name, first)

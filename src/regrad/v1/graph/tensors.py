@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any, NamedTuple, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Protocol
 
 import numpy as np
 
@@ -346,7 +346,11 @@ class Tensor(InGraph, TensorView):
         shape = "" if self.shape.ndims is None else f", shape={self.shape}"
         return f'Tensor("{self.name}"{shape}, dtype={self.dtype.name})'
 
-    __hash__ = object.__hash__  # pyright: ignore[reportAssignmentType] (`==` is elementwise)
+    if TYPE_CHECKING:
+
+        def __hash__(self) -> int: ...
+    else:
+        __hash__ = object.__hash__  # (`==` is elementwise)
 
     __bool__: Callable[..., Any] = refusing(
         "Using a `tf.Tensor` as a Python `bool` is not allowed: its value is known only when "

@@ -37,6 +37,9 @@ def constant_value(value: TensorLike) -> Any:
 # -- shapes that must agree ------------------------------------------------------------------------
 
 
+Check = Callable[..., Any]
+
+
 def _check_shape(xp: Any, x: Any, shape: tuple[int, ...]) -> Any:
     if tuple(x.shape) != tuple(shape):
         raise ShapeError(f"expected the shape {tuple(shape)}, got {tuple(x.shape)}")
@@ -112,11 +115,11 @@ def _check_whole(type: str, is_wrong: Callable[[Any], Any], why: str) -> Callabl
     return check
 
 
-permutation = _check_whole(
+permutation: Check = _check_whole(
     "_Permutation", lambda x: (np.sort(x) != np.arange(x.size)).any(),
     "expected the numbers from 0 on, in any order",
 )  # fmt: skip
-at_most_one = _check_whole(
+at_most_one: Check = _check_whole(
     "_Exclusive", lambda x: x.sum() > 1, "exclusive=True, but several predicates are true"
 )
 
@@ -152,8 +155,10 @@ def _check(
 
 
 # Indices must not be negative (regrad counts negative ones from the end), divisors not zero.
-indices_from_zero = _check("_Indices", lambda n: n < 0, IndexRangeError, "the index {} is negative")
-whole_divisor = _check("_Divisor", lambda n: n == 0, ShapeError, "Integer division by zero")
+indices_from_zero: Check = _check(
+    "_Indices", lambda n: n < 0, IndexRangeError, "the index {} is negative"
+)
+whole_divisor: Check = _check("_Divisor", lambda n: n == 0, ShapeError, "Integer division by zero")
 
 
 def alike(what: str, labels: Tensor, predictions: Tensor) -> tuple[Tensor, Tensor]:

@@ -84,7 +84,9 @@ def _writing(combine: Callable[[Any, Any], Any] | None = None) -> Callable[..., 
     return kernel
 
 
-state_op = partial(graph_op, stateful=True)  # makes an op whose kernel receives the run
+state_op: Callable[..., Op] = partial(
+    graph_op, stateful=True
+)  # makes an op whose kernel receives the run
 VARIABLE = state_op("VariableV2", lambda run, dtype, shape: None, attrs="dtype shape")
 ASSIGN = state_op("Assign", _writing(), "ref value", "key shape")
 ASSIGN_ADD = state_op("AssignAdd", _writing(operator.add), "ref value", "key")
@@ -308,7 +310,9 @@ class Variable(InGraph, Readable):
         return f"<tf.Variable {self.name!r} shape={self.shape} dtype={self.dtype.name}>"
 
     __iter__: Callable[..., Any] = refusing("'Variable' object is not iterable.")
-    __hash__ = object.__hash__
+
+    def __hash__(self) -> int:
+        return id(self)
 
     def __bool__(self) -> bool:
         return bool(self.value())

@@ -38,7 +38,7 @@ class Names(ModuleType):
 
     def __init__(self, name: str, sources: list[Any]) -> None:
         super().__init__(name)
-        self.__file__ = __file__
+        self.__file__: str | None = __file__
         self._sources = sources
 
     def __getattr__(self, name: str) -> Any:

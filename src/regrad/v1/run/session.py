@@ -383,10 +383,11 @@ def _as_fed(symbol: Symbol, value: TensorLike) -> np.ndarray:
     if value is None:  # NumPy would convert it to NaN
         raise ArgumentError(f"feed_dict: {symbol.name} is fed with None, expected a value")
     try:
-        return np.asarray(value, dtype=symbol.dtype)
-    except OverflowError:
-        return numbers.under(value, symbol.dtype)  # its error names the number
-    except (TypeError, ValueError) as error:
+        try:
+            return np.asarray(value, dtype=symbol.dtype)
+        except OverflowError:
+            return numbers.under(value, symbol.dtype)  # its error names the number
+    except (OverflowError, TypeError, ValueError) as error:
         raise refusal(error, f"{symbol.name} is fed as {symbol.dtype}", {}) from None
 
 
