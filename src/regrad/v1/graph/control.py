@@ -255,8 +255,7 @@ def case(
 
 def _exclusive(*preds: rg.Tensor) -> tuple[rg.Tensor, ...]:
     """Return the predicates, checked in the run: at most one of them is true."""
-    checked = at_most_one("case", rg.stack(preds))
-    return tuple([checked[i] for i in range(len(preds))])
+    return rg.unstack(at_most_one("case", rg.stack(preds)))
 
 
 # -- loops ---------------------------------------------------------------------------------------
