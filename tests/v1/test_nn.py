@@ -518,3 +518,21 @@ def test_losses_flatten_examples_of_another_rank(graph):
     found, due = (function(labels=x, logits=logits) for x in ([labels], labels))
     with tf.Session() as session:
         np.testing.assert_array_equal(*session.run([found, due]))
+
+
+@pytest.mark.parametrize("code", [
+    "tf.nn.softmax_cross_entropy_with_logits(labels=[0.0, 1.0, 0.0], logits=x)",
+    "tf.nn.softmax_cross_entropy_with_logits_v2(labels=(0.0, 1.0, 0.0), logits=x)",
+    "tf.nn.sigmoid_cross_entropy_with_logits(labels=[0.0, 1.0, 0.0], logits=x)",
+    "tf.nn.weighted_cross_entropy_with_logits([0.0, 1.0, 0.0], x, 2.0)",
+    "tf.nn.log_poisson_loss([0.0, 1.0, 3.0], x, True)",
+    "tf.div_no_nan(x, [2.0, 0.0, 4.0])",
+    "tf.squared_difference(np.float32([2.0, 0.0, 4.0]), x)",
+])  # fmt: skip
+def test_lists_beside_eager_tensors(code, session):
+    data = np.float32([1.0, 2.0, -3.0])
+    y, dx = rg.value_and_grad(lambda x: rg.sum(eval(code, {"tf": tf, "np": np, "x": x})))(data)
+    x = tf.constant(data)
+    due = tf.reduce_sum(eval(code, {"tf": tf, "np": np, "x": x}))
+    values = session.run([due, tf.gradients(due, x)[0]])
+    np.testing.assert_allclose([y, *np.ravel(dx)], np.hstack(values), rtol=1e-6)

@@ -82,6 +82,10 @@ def one_op(
         if short is not None:
             return short
     if is_eager(*values):
+        if same:  # (a composition may read the dtypes and shapes of its inputs)
+            values = tuple(
+                [rg.asarray(v) if isinstance(v, list | tuple | np.ndarray) else v for v in values]
+            )
         return function(*values, **attrs)
     with current_graph().name_scope(name) as whole:
         said, xs = str(op_type or name), values
