@@ -48,7 +48,7 @@ def _elements(
         DTypeError: the dtypes differ, or an argument cannot become a tensor.
         InvalidArgumentError: in the run, the condition does not hold.
 
-    >>> with tf.Graph().as_default(), tf.Session() as sess:
+    {prompt} with tf.Graph().as_default(), tf.Session() as sess:
     ...     print(sess.run(tf.{name}({shown})))
     None
     """
@@ -77,7 +77,7 @@ def _ranks(
         ShapeError: the static shape has another rank. The error is a ValueError.
         InvalidArgumentError: in the run, the rank differs.
 
-    >>> with tf.Graph().as_default():
+    {prompt} with tf.Graph().as_default():
     ...     print(tf.{name}({shown}).type)
     NoOp
     """
@@ -95,9 +95,9 @@ def _check(
     label: str, holds: Callable[..., Any], what: str, shown: str, tensors: str = "x, y",
     check: Callable[..., Operation] = _elements,
 ) -> Any:  # fmt: skip
-    """Make a check. Its docstring is the docstring of `check`."""
+    """Make a check. Its docstring is the docstring of `check`, whose example has no prompt yet."""
     name, said = f"assert_{label}", inspect.cleandoc(check.__doc__ or "")
-    doc = said.format(name=name, what=what, shown=shown)
+    doc = said.format(name=name, what=what, shown=shown, prompt=">>>")
     options: Any = {"scope": name, "doc": doc, "returns": "Operation"}
     declared = f"tf.{name}({tensors}, data=None, summarize=None, message=None)"
     return define(declared, "Assert", holds, call=partial(check, label), **options)
