@@ -185,7 +185,7 @@ def softmax_cross_entropy_with_logits_v2(labels, logits, axis=None, name=None, d
 
 @deferrable
 def _cross_entropy(labels: TensorLike, logits: rg.Tensor, axis: int, fixed: bool) -> Any:
-    labels = rg.asarray(labels)  # (labels beside eager logits may be a list)
+    labels = rg.asarray(labels)  # (labels next to eager logits may be a list)
     if labels.dtype != logits.dtype:
         labels = rg.astype(labels, logits.dtype)
     if fixed:
