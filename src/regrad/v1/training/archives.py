@@ -59,9 +59,7 @@ class Archive(zipfile.ZipFile):
         self._reading = partial(reading, path, ".npz file", errors.DataLossError)
         with self._reading():
             super().__init__(path)
-            self.infos: dict[str, Any] = {
-                i.filename.removesuffix(".npy"): i for i in self.infolist()
-            }
+            self.infos: Any = {i.filename.removesuffix(".npy"): i for i in self.infolist()}
             with open(path, "rb") as file:  # the number of entries is in the last record
                 file.seek(-12 - len(self.comment), io.SEEK_END)
                 count = int.from_bytes(file.read(2), "little")
