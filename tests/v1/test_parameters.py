@@ -197,3 +197,19 @@ def test_custom_gradients_find_variables_with_a_rule(session):
     found = initialized(session).run([dx, dw])
     assert found[0] == W.sum()
     assert found[1].tolist() == [70.0, 70.0]
+
+
+@pytest.mark.filterwarnings("ignore::regrad.errors.UnusedOverrideWarning")
+def test_an_override_of_identity_leaves_the_value_of_a_variable_alone(session):
+    w = tf.Variable(W, name="w")
+    scope, around = at_w(lambda dy: 3.0 * dy), {"Identity": lambda dy: -dy}
+    losses = []
+    with rg.gradient_override_map(around):
+        losses.append(tf.reduce_sum(w * w))
+        with scope:
+            losses.append(tf.reduce_sum(w * w))
+            losses.append(tf.reduce_sum(w * w.read_value()))  # this read is made in the scope
+    with scope:
+        losses.append(tf.reduce_sum(w * w))
+    found = initialized(session).run([tf.gradients(loss, w)[0] for loss in losses])
+    np.testing.assert_allclose(found, [2 * W, 6 * W, 0 * W, 6 * W])

@@ -16,6 +16,7 @@ from regrad.core.callers import find_caller
 from regrad.core.dims import is_known
 from regrad.core.parameters import PARAMETER, binding_of
 from regrad.core.registry import OPS, Input, Op
+from regrad.core.rule import Rule
 from regrad.core.state import current
 from regrad.core.tape import rule_in_force
 from regrad.core.tensor import Readable, TensorLike
@@ -222,12 +223,15 @@ class Variable(InGraph, Readable):
             self._ruled[binding.rule] = copied
         return self._ruled[binding.rule]
 
-    def _new_read(self, ref: Tensor, graph: OpGraph | None = None) -> Tensor:
+    def _new_read(
+        self, ref: Tensor, graph: OpGraph | None = None, rule: Rule | None = None
+    ) -> Tensor:
         graph = graph or current_graph()
         region = graph if self.graph in chain(graph) else self.graph
         x, state = region.entering(ref._tensor), current()
-        rule = READ.rule if state is None else rule_in_force(state, READ, (x,), self.graph)
-        rule = _RuleOfRead(rule, self) if isinstance(rule, CountedRule) else rule
+        if rule is None:
+            rule = READ.rule if state is None else rule_in_force(state, READ, (x,), self.graph)
+            rule = _RuleOfRead(rule, self) if isinstance(rule, CountedRule) else rule
         attrs, specs = {"key": self._key}, [self._symbol.spec]
         with region.naming("Identity", "read"):
             return face(region.add(READ, rule, (x,), attrs, specs=specs))
@@ -238,8 +242,10 @@ class Variable(InGraph, Readable):
         for graph in chain(current_graph()):
             if graph.controls and graph.controls != self._controls:
                 return self._new_read(ref, graph)
-        if ref not in self._reads:
-            self._reads[ref] = self._new_read(ref, self.graph)
+        if (
+            ref not in self._reads
+        ):  # as in TensorFlow, it has the overrides of the Variable's creation
+            self._reads[ref] = self._new_read(ref, self.graph, self._snapshot._symbol.node.rule)
         return self._reads[ref]
 
     def read_value(self) -> Tensor:
