@@ -82,7 +82,7 @@ def one_op(
         if short is not None:
             return short
     if is_eager(*values):
-        if same:  # (a composition may read the dtypes and shapes of its inputs)
+        if same and op_type is None:  # (a composition may read dtypes and shapes of its inputs)
             values = tuple(
                 [rg.asarray(v) if isinstance(v, list | tuple | np.ndarray) else v for v in values]
             )
